@@ -22,6 +22,7 @@ import torch
 
 from checkpoint.family import DTYPES
 from checkpoint.manifest import Blob, LayerSpec, TensorSpec
+from checkpoint.native.form_routines import FormRoutine, Weight, form_routine, restore_weights
 from checkpoint.sharding import half_quadratic
 from checkpoint.tensors import aligned_buffer, round_up
 from scheduler.errors import CheckpointError
@@ -123,7 +124,10 @@ def _packed(numbers: torch.Tensor, bits: int) -> torch.Tensor:
 
 @dataclass(frozen=True)
 class Scratch:
-    """Working memory for restoring: packed numbers and weights, for one piece at a time."""
+    """Working memory for restoring with torch: packed numbers and weights, for one piece at a time.
+
+    On a CPU it is there for the case that no compiled routine restores.
+    """
 
     WEIGHT_BYTES: ClassVar[int] = 5
     numbers: torch.Tensor
@@ -163,20 +167,40 @@ def restore(
     return full
 
 
-def restore_into(full: dict[str, torch.Tensor], form: dict[str, torch.Tensor], bits: int, scratch: Scratch) -> None:
-    """Fill the parameters `full` from the tensors of a form's blob. Allocates nothing that stays."""
+def restore_into(
+    full: dict[str, torch.Tensor], form: dict[str, torch.Tensor], bits: int, scratch: Scratch, threads: int = 1
+) -> None:
+    """Fill the parameters `full` from the tensors of a form's blob. Allocates nothing that stays.
+
+    `threads`: on how many at most, on a CPU.
+    """
+    compiled: dict[FormRoutine, list[Weight]] = {}
     for name, target in full.items():
         if name in form:
             target.copy_(form[name])
+            continue
+        packed, scale, zero = (form[f"{name}.{part}"] for part in ("packed", "scale", "zero"))
+        weight = (target.view(-1), packed, scale, zero)
+        routine = compiled_routine(bits, target.dtype) if target.device.type == "cpu" else None
+        if routine is None:
+            _restore_weight(weight, bits, scratch)
         else:
-            packed, scale, zero = (form[f"{name}.{part}"] for part in ("packed", "scale", "zero"))
-            _restore_weight(target.view(-1), packed, scale, zero, bits, scratch)
+            compiled.setdefault(routine, []).append(weight)
+    for routine, weights in compiled.items():
+        restore_weights(weights, routine, threads)
 
 
-def _restore_weight(
-    target: torch.Tensor, packed: torch.Tensor, scale: torch.Tensor, zero: torch.Tensor, bits: int, scratch: Scratch
-) -> None:
-    """`target` [n]; packed [r, group], scale and zero [r * 8 / bits]."""
+def compiled_routine(bits: int, dtype: torch.dtype) -> FormRoutine | None:
+    """What restores weights of this dtype on a CPU in one pass. None: torch does, piece by piece.
+
+    The first call compiles and compares it, which takes about a second.
+    """
+    return form_routine(bits, dtype, lambda weight: _restore_weight(weight, bits, Scratch.for_weights(PIECE, "cpu")))
+
+
+def _restore_weight(weight: Weight, bits: int, scratch: Scratch) -> None:
+    """Fill a weight's values with torch alone: on a GPU, and where no compiled routine restores."""
+    target, packed, scale, zero = weight
     per, mask = 8 // bits, (1 << bits) - 1
     rows, group = packed.shape
     step = scratch.weights.numel() // group

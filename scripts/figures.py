@@ -68,8 +68,10 @@ FIGURES = {
     "sweep_requests": Figure("sweep_requests", "beyond OD-MoE"),
     "sweep_draft": Figure("sweep_draft", "beyond OD-MoE", quick="--tokens 32 --requests 1 8"),
     "prediction": Figure("prediction", "Fate Table 1, Fig 7; SMOE Fig 3; importance Fig 18", "--model models/many-moe"),
-    "shift": Figure("predictors.shift", "SMOE Fig 3, by kind of text"),
-    "routing": Figure("routing", "importance Figs 4, 11; SMOE Figs 5, 6; Fate Fig 8"),
+    "shift": Figure("predictors.shift", "SMOE Fig 3, by kind of text", quick="--quick --models models/fine-moe"),
+    "routing": Figure(
+        "routing", "importance Figs 4, 11; SMOE Figs 5, 6; Fate Fig 8", quick="--quick --models models/many-moe"
+    ),
     "prefill": Figure("prefill", "SMOE Figs 10, 11; Fate Fig 11; importance Fig 14", whole=TTFT),
     "prefill-simulated-host-1ms": Figure(
         "prefill",
@@ -77,12 +79,38 @@ FIGURES = {
         "--host-row-ms 1 --systems on-demand ktransformers smoe static hybrimoe",
         TTFT,
     ),
-    "quality_systems": Figure("quality_systems", "importance Table 3; Fate Tables 2, 3"),
+    "quality_systems": Figure(
+        "quality_systems",
+        "importance Table 3; Fate Tables 2, 3",
+        whole="--models models/fine-moe models/demo-moe --alphas 0 0.1 0.3 0.6 --forms int4 int2 popular mixed "
+        "--text-tokens 768 --problems 1 --prompts 1 --tokens 32",
+    ),
     "compare_systems": Figure(
         "compare_systems",
         "importance Figs 12, 13; SMOE Table I; Fate Fig 12",
         "--widen 16 --dtype bfloat16 --budgets 10 25 50",
         "--prompts 6 --tokens 32 --history 1",
+    ),
+    "compare_systems-batch3": Figure(
+        "compare_systems",
+        "importance Figs 12, 13: batch 3, from the disk",
+        f"{WIDE} --batch 3",
+        "--systems on-demand static moe-infinity hybrimoe importance smoe fate --prompts 5 --tokens 16 --history 1",
+        f"{FEW} --systems on-demand importance",
+    ),
+    "compare_systems-total": Figure(
+        "compare_systems",
+        "Fate Fig 13: equal totals of memory",
+        "--widen 16 --dtype bfloat16 --total --budgets 60 80",
+        "--systems on-demand hybrimoe importance smoe fate sep-arc od-moe --prompts 5 --tokens 16 --history 1",
+        f"{FEW} --systems on-demand importance",
+    ),
+    "compare_systems-flex": Figure(
+        "compare_systems",
+        "SMOE-Flex in answers that give it time to settle",
+        f"{WIDE} --systems on-demand smoe smoe-flex",
+        "--prompts 5 --tokens 128 --history 1",
+        FEW,
     ),
     "compare_systems-emulated": Figure(
         "compare_systems",

@@ -47,10 +47,15 @@ def drawn(name: str) -> str:
     else:
         rows = found[0]["rows"]
     sources = [
-        f"[`{facts['command']}`](data/{file}.json), {facts['when']}, commit {facts['commit']}"
+        f"[`{facts['command']}`](data/{file}.json), {facts['when']}, commit {facts['commit']}, {_processor(facts)}"
         for file, facts in zip(table.files, found, strict=True)
     ]
     return f"{table.draw(rows)}\n\n{'; '.join(sources)}\n"
+
+
+def _processor(facts: dict[str, Any]) -> str:
+    """Of the machine, whose other facts are those of all: a name without its trade marks."""
+    return re.sub(r"\((R|TM)\)", "", str(facts["machine"]).partition(",")[0])
 
 
 def written(page: str) -> str:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import torch
 
 from checkpoint.family import parse_dtype
-from checkpoint.forms import Scratch, restore_into
+from checkpoint.forms import Scratch, compiled_routine, restore_into
 from checkpoint.manifest import Manifest
 from checkpoint.native.encodings import ENCODINGS
 from checkpoint.native.products import EncodedProducts, are_possible
@@ -61,6 +61,7 @@ class ExpertParameters:
         self._native: torch.Tensor | None = None
         self._of_forms: Scratch | None = None
         self._views: dict[int, Parameters] = {}
+        self._threads = threads
         nbytes = restoring_bytes(manifest, forms, device, threads)
         if not nbytes:
             return
@@ -72,6 +73,9 @@ class ExpertParameters:
                 shape = _native_scratch(manifest, device, threads)
                 self._native = _memory(math.prod(shape), device).view(shape)
             if weights := _form_scratch_weights(manifest, forms, device):
+                if device == "cpu":
+                    for form in filter(None, forms):
+                        compiled_routine(manifest.form(form).bits, parse_dtype(manifest.dtype))  # nor this one
                 self._of_forms = Scratch.for_weights(weights, device)
         except torch.OutOfMemoryError as error:
             raise LaunchError(
@@ -118,7 +122,7 @@ class ExpertParameters:
         full = self.memory(layer)
         if form and self._of_forms is not None:
             spec = self._manifest.form(form)
-            restore_into(full, spec.layers[layer].views(blob), spec.bits, self._of_forms)
+            restore_into(full, spec.layers[layer].views(blob), spec.bits, self._of_forms, self._threads)
         elif not form and self._native is not None:
             native = self._manifest.layers[layer].views(blob)
             ENCODINGS[self._manifest.encoding].restore_into(full, native, self._native)

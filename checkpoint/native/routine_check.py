@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 
@@ -16,16 +16,17 @@ Found = TypeVar("Found")
 
 _log = logging.getLogger(__name__)
 _lock = threading.Lock()
-_routines: dict[str, Routine | None] = {}
+_routines: dict[str, Any] = {}
+"""By name. None: torch restores."""
 
 
-def checked_routine(name: str, make: Callable[[], Routine], is_equal: Callable[[Routine], bool]) -> Routine | None:
-    """The routine that `make` gives for the encoding `name`, if `is_equal`. None: torch restores.
+def checked_routine(name: str, make: Callable[[], Found], is_equal: Callable[[Found], bool]) -> Found | None:
+    """The routine that `make` gives for the encoding or form `name`, if `is_equal`. None: torch restores.
 
     The first call for a name compiles and compares it, which takes about a second.
     """
 
-    def compare() -> Routine | None:
+    def compare() -> Found | None:
         routine = make()
         if is_equal(routine):
             return routine
@@ -34,10 +35,12 @@ def checked_routine(name: str, make: Callable[[], Routine], is_equal: Callable[[
         )
         return None
 
-    with _lock:
-        if name not in _routines:
-            _routines[name] = first_use(compare, f"torch restores {name}, several times slower")
-        return _routines[name]
+    if name not in _routines:
+        with _lock:
+            if name not in _routines:
+                _routines[name] = first_use(compare, f"torch restores {name}, several times slower")
+    found: Found | None = _routines[name]
+    return found
 
 
 def first_use(use: Callable[[], Found], instead: str) -> Found | None:

@@ -1,5 +1,5 @@
-"""Compiled routines that restore rows of a weight in bfloat16, in one pass, or multiply a row with a weight that is not
-restored. numba compiles them for this CPU.
+"""Compiled routines that restore rows of a weight in one pass, or multiply a row with a weight that is not restored.
+numba compiles them for this CPU.
 
 They compute in integers where torch multiplies: a value and a scale of MXFP4 are a few bits and an exponent. No
 compiler has to be installed. Each process compiles anew, for about a second. numba's cache is not used: what it holds
@@ -168,3 +168,47 @@ def fp8(target: Any, codes: Any, scales: Any, factors: Any) -> None:
                 subnormal = float32(number) * float32(2.0**-9)
                 value = subnormal if number < 8 else normal
                 values[column] = _rounded(value * factors[column]) ^ uint16(uint16(code[column] & 0x80) << 8)
+
+
+@compiled
+def _float_of_half(bits: Any) -> Any:
+    """A finite float16 as float32. Without its sign, shifted to the places of a float32, it lacks 112 in its exponent;
+    the first 1024 are subnormal, multiples of 2^-24."""
+    number = uint32(bits & 0x7FFF)
+    normal = _float_of_bits(uint32(uint32(number << 13) + uint32(112 << 23)))
+    value = float32(number) * float32(2.0**-24) if number < 1024 else normal
+    return _float_of_bits(uint32(_bits_of_float(value) | uint32(uint32(bits & 0x8000) << 16)))
+
+
+def _form_restorer(converted: Any) -> Any:
+    """Of HQQ's numbers (checkpoint/forms.py): (number - zero) * scale, `converted` from float32."""
+
+    @compiled
+    def restore(target: Any, packed: Any, scale: Any, zero: Any, bits: int, first: int, last: int) -> None:
+        """target: [n]; packed: uint8 [rows, group], of which `first` to `last` are restored; scale and zero: uint16
+        [rows * 8 / bits], float16. Each place in a byte has rows of its own, the highest bits the first."""
+        rows, group = packed.shape
+        mask = (1 << bits) - 1
+        for place in range(8 // bits):
+            shift = 8 - bits * (place + 1)
+            for row in range(first, last):
+                begin = (place * rows + row) * group
+                count = min(group, len(target) - begin)
+                if count <= 0:
+                    break
+                values, numbers = target[begin : begin + count], packed[row]
+                factor, origin = _float_of_half(scale[place * rows + row]), _float_of_half(zero[place * rows + row])
+                for column in range(count):
+                    number = float32((numbers[column] >> shift) & mask)
+                    values[column] = converted(float32(number - origin) * factor)
+
+    return restore
+
+
+@compiled
+def _unchanged(value: Any) -> Any:
+    return value
+
+
+form_in_bfloat16 = _form_restorer(_rounded)
+form_in_float32 = _form_restorer(_unchanged)

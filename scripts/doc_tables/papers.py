@@ -70,7 +70,17 @@ TABLES = {
         )
         for suffix in ("", "-batch3")
     },
-    "compare_systems-flex": Table("compare_systems-flex", partial(compare_show.budget_table, budget=25)),
+    **{
+        f"compare_systems-total-{budget}": Table(
+            "compare_systems-total", partial(compare_show.budget_table, budget=budget)
+        )
+        for budget in (60, 80)
+    },
+    "compare_systems-elsewhere": Table("compare_systems compare_systems-epyc", compare_show.repeated),
+    **{
+        f"compare_systems-{of}": Table(f"compare_systems-{of}", partial(compare_show.budget_table, budget=25))
+        for of in ("flex", "batch3")
+    },
     **{
         f"ablation_{paper}{how}": Table(f"ablation_{paper}{how}", down(STEPS))
         for how in ("", "-emulated")

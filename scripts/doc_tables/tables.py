@@ -2,7 +2,16 @@
 
 from __future__ import annotations
 
-from scripts.doc_tables import engine, od_moe, papers, service
+from scripts.doc_tables import costs, engine, faults, formats, od_moe, papers, peers, service
 
-TABLES = {**papers.TABLES, **engine.TABLES, **od_moe.TABLES, **service.TABLES}
+TABLES = {
+    **papers.TABLES,
+    **od_moe.TABLES,
+    **engine.TABLES,
+    **costs.TABLES,
+    **peers.TABLES,
+    **formats.TABLES,
+    **faults.TABLES,
+    **service.TABLES,
+}
 """Name -> table."""

@@ -16,7 +16,9 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from odmoe.settings.settings import Settings
+import torch
+
+from odmoe.settings.settings import Settings, available_cores
 from odmoe.start import start_cluster
 from odmoe.stores import with_forms
 from scheduler.errors import ConfigError
@@ -88,7 +90,8 @@ def ask(cluster: Any, prompt: list[int], tokens: int) -> Answered:
 class Side:
     """Clusters of one model and budget, one a variant, all alive: each has answered the same prompts in the same order
     before it is asked the next, whether in this run or in one before it, so that what it keeps and has learned is the
-    same. `settings_of`: a variant's settings."""
+    same. Each answers with as many of torch's threads as it has by itself, whichever was started last. `settings_of`: a
+    variant's settings."""
 
     store: Any
     settings_of: Callable[[str], Settings]
@@ -97,6 +100,7 @@ class Side:
     tokens: int
     _open: dict[str, Any] = field(default_factory=dict)
     _done: dict[str, int] = field(default_factory=dict)
+    _threads: dict[str, int] = field(default_factory=dict)
 
     def ask(self, variant: str, number: int, place: int = 0) -> Answered | AnsweredTogether:
         """The answer to prompt `number`, or those to the prompts that have it. `place`: of a variant that is asked the
@@ -106,7 +110,9 @@ class Side:
             return self._ask(variant, number)
         if variant not in self._open or self._done[variant] > number:
             self._close(variant)
-            self._open[variant] = start_cluster(self.settings_of(variant), self.store)
+            settings = self.settings_of(variant)
+            self._open[variant] = start_cluster(settings, self.store)
+            self._threads[variant] = settings.threads_a_node
             self._done[variant] = 0
         for earlier in range(self._done[variant], number):
             self._ask(variant, earlier)
@@ -115,6 +121,7 @@ class Side:
 
     def _ask(self, variant: str, number: int) -> Answered | AnsweredTogether:
         cluster, prompts = self._open[variant], self.prompts[number]
+        torch.set_num_threads(self._threads[variant])
         if len(prompts) == 1:
             return ask(cluster, prompts[0], self.tokens)
         return ask_together(cluster, prompts, self.tokens)
@@ -236,7 +243,8 @@ class Bench:
         return self._peer[1]
 
     def reference(self, model: str, number: int) -> dict[str, Any]:
-        """What Transformers answers, greedily, one prompt after the other."""
+        """What Transformers answers, greedily, one prompt after the other, with every core."""
+        torch.set_num_threads(available_cores())
         prompts = self.prompts(model)[self.args.history + number]
         answers = [self.peer(model).answer(prompt, self.args.tokens) for prompt in prompts]
         return {

@@ -215,8 +215,9 @@ def expert_speed(hidden: int, inner: int, dtype: str, count: int, turns: int) ->
             done += a_turn
     ratio = statistics.median(a / b for a, b in zip(seconds["own"], seconds["shared"], strict=True))
     medians = {way: statistics.median(of) * 1e3 for way, of in seconds.items()}
-    facts = {"hidden": hidden, "inner": inner, "dtype": dtype, "threads": torch.get_num_threads(), "requests": count}
-    return facts | medians | {"shared_over_own": ratio, "shares": arithmetic.is_rowwise(0, views[0])}
+    facts = {"part": "experts", "hidden": hidden, "inner": inner, "dtype": dtype, "threads": torch.get_num_threads()}
+    facts |= {"requests": count, "shared_over_own": ratio, "shares": arithmetic.is_rowwise(0, views[0])}
+    return facts | medians
 
 
 SPEED = (
@@ -257,23 +258,26 @@ EXPERTS = (
     Column("shared over own", "shared_over_own", ".2f"),
     Column("workers share", "shares"),
 )
+TABLES = {"speed": SPEED, "exactness": EXACTNESS, "experts": EXPERTS}
+"""Part of the script -> its table."""
 
 
-def measure(args: argparse.Namespace, name: str, dtype: str) -> Iterator[tuple[bool, dict[str, Any]]]:
-    """(whether it is a row of SPEED, row)"""
-    for experts in (False, True):
+def measure(args: argparse.Namespace, name: str, dtype: str) -> Iterator[dict[str, Any]]:
+    """Rows of the parts `speed` and `exactness`."""
+    for part in [one for one in ("speed", "exactness") if one in args.parts]:
+        experts = part == "exactness"
         model = make_model(name, getattr(torch, dtype), experts)
         for threads in args.threads:
             torch.set_num_threads(threads)
-            facts = {"model": name, "dtype": dtype, "threads": threads}
-            print(name, dtype, f"{threads} threads, experts {experts}", file=sys.stderr, flush=True)
+            facts = {"part": part, "model": name, "dtype": dtype, "threads": threads}
+            print(name, dtype, f"{threads} threads, {part}", file=sys.stderr, flush=True)
             if experts:
                 text = prompts(name, EXACT_REQUESTS, PROMPT_TOKENS + args.tokens)
-                yield from ((False, facts | row) for row in exactness(model, text))
+                yield from (facts | row for row in exactness(model, text))
                 continue
             for count in args.requests:
                 text = prompts(name, count, PROMPT_TOKENS + args.steps)
-                yield True, facts | {"requests": count} | speed(model, text, args.turns, args.steps)
+                yield facts | {"requests": count} | speed(model, text, args.turns, args.steps)
 
 
 def parse() -> argparse.Namespace:
@@ -282,6 +286,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument(
         "--models", nargs="*", default=names, choices=names, metavar="MODEL", help=f"({' '.join(names)})"
     )
+    parser.add_argument("--parts", nargs="+", choices=TABLES, default=list(TABLES), help=f"({' '.join(TABLES)})")
     parser.add_argument("--dtypes", nargs="+", default=["float32", "bfloat16"])
     parser.add_argument("--threads", type=positive, nargs="+", default=[1, 2], help="(1 2)")
     parser.add_argument("--requests", type=positive, nargs="+", help="at once (1 2 4 8 16; --quick: 1 8)")
@@ -303,21 +308,19 @@ def main() -> int:
     prepare_process()
     prepare_libraries(args.threads[0])
     header("The dense part of several requests at once")
-    found: list[tuple[bool, dict[str, Any]]] = []
+    rows: list[dict[str, Any]] = []
     with torch.inference_mode():
         for name in args.models:
             for dtype in args.dtypes:
-                found += measure(args, name, dtype)
-        experts = []
-        for threads in args.threads:
+                rows += measure(args, name, dtype)
+        for threads in args.threads if "experts" in args.parts else []:
             torch.set_num_threads(threads)
             for dtype, shape in itertools.product(args.dtypes, EXPERT_SHAPES[:2] if args.quick else EXPERT_SHAPES):
                 print(f"experts {shape}, {dtype}, {threads} threads", file=sys.stderr, flush=True)
-                experts += [expert_speed(*shape, dtype, count, args.turns) for count in args.requests if count > 1]
-    for columns, is_speed in ((SPEED, True), (EXACTNESS, False)):
-        print(f"{text_table(columns, [row for which, row in found if which is is_speed])}\n")
-    print(f"{text_table(EXPERTS, experts)}\n")
-    print(save_rows("batch-dense", [*(row for _, row in found), *experts]))
+                rows += [expert_speed(*shape, dtype, count, args.turns) for count in args.requests if count > 1]
+    for part in args.parts:
+        print(f"{part}\n{text_table(TABLES[part], [row for row in rows if row['part'] == part])}\n")
+    print(save_rows("batch-dense", rows))
     return 0
 
 

@@ -1,9 +1,9 @@
 """What the checks cost in decoding: each of them, and all together, in turns in one run.
 
 A check is switched off by a function in its place that does nothing. Within the same answers of one cluster, a few
-tokens are decoded with all checks, as many with none, and as many without each of them, in an order that is drawn anew
-for each round. A ratio is that of two times of one round; figures are medians over the rounds, with the bounds between
-which the median lies with 95 % probability.
+tokens are decoded with all checks, as many with none, and, unless --together, as many without each of them, in an order
+that is drawn anew for each round. A ratio is that of two times of one round; figures are medians over the rounds, with
+the bounds between which the median lies with 95 % probability.
 
     .venv/bin/python -m scripts.measure.checks --quick
 """
@@ -80,7 +80,6 @@ CHECKS: dict[str, tuple[Function, ...]] = {
         ("main_node.engine.output_checks", "is_finite", _fine),
         ("main_node.choosing.chooser", "is_finite", _fine),
     ),
-    "bounds of messages": (("wire.bounds.check", "Bounds.check", _nothing),),
 }
 CASES: dict[str, dict[str, Any]] = {
     "memory": {"loader": "memory", "shadow": "none"},
@@ -197,19 +196,20 @@ def rows(case: str, args: argparse.Namespace) -> list[dict[str, Any]]:
     common = {"model": str(store.dense), "threads": args.threads, "dtype": "bfloat16", "workers": args.workers}
     ids = encode(load_tokenizer(store.dense), gsm8k_prompts(1)[0], 1 << 30)
     checks = known()
+    each = {} if args.together else checks
     every = tuple(function for functions in checks.values() for function in functions)
     with wired() if over_grpc else contextlib.nullcontext():
         cluster = start_cluster(Settings(**common, **setting), store)
         try:
             decoding = Decoding(cluster, ids, args.tokens)
-            found = [*rounds(decoding, {ALL: (), NONE: every, **checks}, args)]
+            found = [*rounds(decoding, {ALL: (), NONE: every, **each}, args)]
             decoding.end()
         finally:
             cluster.close()
     facts = {"case": case, "answers": len(decoding.answers), "rounds": len(found)}
     return [
         facts | {"check": "all of them" if name == NONE else name} | costs(found, name, args.block)
-        for name in (NONE, *checks)
+        for name in (NONE, *each)
     ]
 
 
@@ -273,6 +273,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--tokens", type=positive, default=56, help="of each answer (%(default)s)")
     parser.add_argument("--block", type=positive, default=4, help="tokens between two switches (%(default)s)")
     parser.add_argument("--seconds", type=positive, help="of each case (180; --quick: 20)")
+    parser.add_argument("--together", action="store_true", help="only all of them beside none: more rounds")
     parser.add_argument("--workers", type=positive, default=8, help="(%(default)s)")
     parser.add_argument("--threads", type=positive, default=1, help="of each node (%(default)s)")
     parser.add_argument("--folder", type=Path, default=cache_dir() / "requests", help="for checkpoints (%(default)s)")

@@ -33,7 +33,7 @@ from scripts.lib.paths import DEMO
 from scripts.lib.prompts import gsm8k_prompts
 from scripts.lib.provenance import header, save_rows
 from scripts.lib.simultaneous import compared_together
-from scripts.lib.tables import Column
+from scripts.lib.tables import Column, text_table
 
 DRAFTS_S = 0.05
 """How long a pass waits for one more draft."""
@@ -171,9 +171,9 @@ def main() -> None:
                 row["of_whole"] = (memory["main"] + memory["shadow"] + sum(memory["workers"])) / whole
                 rows.append(row)
                 bad += row["equal_tokens"] != row["tokens"]
-                print(line(row), flush=True)
                 bars.advance(task)
     name = f"exactness-{args.cluster}"
+    print(text_table(COLUMNS, rows))
     print(f"\n{len(rows)} settings, {bad} with a token that differs; written to {save_rows(name, rows)}")
     sys.exit(bool(bad))
 
@@ -186,25 +186,18 @@ COLUMNS = (
     Column("aligned every", "period", "d"),
     Column("loader", "loader"),
     Column("mini-batch", "mini_batch"),
+    Column("requests", "requests", "d"),
+    Column("a step", "requests_per_step", ".1f"),
+    Column("drafts", "draft"),
+    Column("right", "accepted", "d"),
+    Column("of", "drafted", "d"),
     Column("tokens equal", lambda row: f"{row['equal_tokens']} of {row['tokens']}"),
-    Column("logits bit for bit", "bit_equal_logits"),
+    Column("logits bit for bit", "bit_equal_logits", "d"),
+    Column("near ties", "near_ties", "d"),
     Column("recall", "recall", ".2%"),
     Column("most resident experts", "residents", "d"),
     Column("memory of all experts cached", "of_whole", ".0%"),
 )
-
-
-def line(row: dict[str, Any]) -> str:
-    recall = "-" if row["recall"] is None else f"{row['recall']:.4f}"
-    bits = "not seen" if row["bit_equal_logits"] is None else row["bit_equal_logits"]
-    return (
-        f"{row['dtype']:>8} requests {row['requests']} ({row['requests_per_step']:.1f} a step) "
-        f"workers {row['workers']:>2} slots {row['slots']} shadow {row['shadow']:>4} "
-        f"period {row['period']} {row['loader']:>6} mini-batch {row['mini_batch']:>4}: "
-        f"tokens {row['equal_tokens']}/{row['tokens']}, logits bit for bit {bits}, near ties {row['near_ties']}, "
-        f"drafts {row['draft']} ({row['accepted']} of {row['drafted']} right), "
-        f"recall {recall}, residents {row['residents']}, memory {row['of_whole']:.2f} of all experts cached"
-    )
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
-"""What experts in fewer bits cost and spare (Fate section 4.5): bytes, time, and what they do to the answer.
+"""What experts in fewer bits cost and spare (Fate section 4.5): bytes, answers, and the time to make them.
 
 .venv/bin/python -m scripts.measure.forms            # models/demo-moe, 8 windows of 256 tokens: some minutes
 .venv/bin/python -m scripts.measure.forms --quick    # 4 windows, fewer shares
-.venv/bin/python -m scripts.measure.forms --making --model DIR   # only how fast forms are made; DIR: large experts
+.venv/bin/python -m scripts.measure.forms --making   # only how fast forms are made and restored, of experts of 9.4 MB
 
 First every expert in one form: Transformers' own model with the weights of the store's forms, restored, in their place
 (int8: HQQ's, as a reference; no store has it). Then Fate's search: in each window, all of it one prefill, the least
@@ -17,24 +17,29 @@ from __future__ import annotations
 import math
 import statistics
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from itertools import takewhile
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 from rich.console import Console
 from rich.progress import track
 
 from checkpoint import family
-from checkpoint.forms import FORMS, GROUP, Scratch, quantise, restore, restore_into
+from checkpoint.forms import FORMS, GROUP, Scratch, restore, restore_into
 from checkpoint.sharding.form_files import add_forms
 from checkpoint.store import ExpertStore
 from odmoe.clusters.process import prepare_libraries
-from odmoe.stores import prepare_store
+from odmoe.stores import cache_dir, prepare_store
 from odmoe.text import load_tokenizer
 from scheduler.policies.importance import shares
 from scheduler.policies.precision import Importance, Popular
+from scripts.checkpoints import make
+from scripts.checkpoints.models import MODELS
 from scripts.lib import making
 from scripts.lib.flags import script_parser
 from scripts.lib.paths import DEMO, ROOT
@@ -43,9 +48,14 @@ from scripts.lib.quality import held_out, losses, perplexity, windows
 from scripts.lib.tables import Column, text_table
 
 ALLOWED_LOSS = 0.01
-TIMED = 8
+RESTORED = 10
+"""How often an expert is restored in a turn, by each way in each thread."""
+LARGE = {"layers": 1, "experts": 32, "vocabulary": 16384}
+"""Of the random checkpoint whose forms are made."""
 Weights = dict[int, list[dict[str, torch.Tensor]]]
 """Layer -> its experts' parameters."""
+Columns = Callable[[list[dict[str, Any]]], list[Column]]
+"""Of a table's rows, as they are beside the first one."""
 
 
 def read(store: ExpertStore, layer: int, expert: int, form: str = "") -> torch.Tensor:
@@ -157,51 +167,54 @@ class ByPopularity:
             hook.remove()
 
 
-def timed(store: ExpertStore) -> dict[str, dict[str, float]]:
-    """Form -> seconds to quantise an expert, and to restore one: medians, one thread."""
+def restoring(store: ExpertStore, form: str, turns: int) -> dict[str, float]:
+    """MB of full precision restored a second, with all of torch's threads: by the compiled routine and by torch, in the
+    process's first thread and then in another, in which a service computes. Medians of alternated turns."""
     number, layer = next(iter(store.manifest.layers.items()))
-    found: dict[str, dict[str, float]] = {}
-    for form, bits in FORMS.items():
-        quantising, restoring = [], []
-        held = store.manifest.form(form).layers[number]
-        full = {name: torch.empty_like(value) for name, value in layer.views(read(store, number, 0)).items()}
-        scratch = Scratch.of([layer], store.manifest.form(form).group)
-        for turn in range(TIMED):
-            expert = turn % len(layer.blobs)
-            parameters, blob = layer.views(read(store, number, expert)), read(store, number, expert, form)
+    group = store.manifest.form(form).group
+    held, scratch = store.manifest.form(form).layers[number], Scratch.of([layer], group)
+    full = {name: torch.empty_like(value) for name, value in layer.views(read(store, number, 0)).items()}
+    size, threads = sum(value.nbytes for value in full.values()) / 1e6, torch.get_num_threads()
+    rates: dict[str, list[float]] = {}
+
+    def timed(name: str, blob: dict[str, torch.Tensor]) -> None:
+        for _ in range(RESTORED):
             began = time.perf_counter()
-            quantise(parameters, layer, form)
-            quantising.append(time.perf_counter() - began)
-            began = time.perf_counter()
-            restore_into(full, held.views(blob), bits, scratch)
-            restoring.append(time.perf_counter() - began)
-        found[form] = {"quantise_s": statistics.median(quantising), "restore_s": statistics.median(restoring)}
-    return found
+            restore_into(full, blob, FORMS[form], scratch, threads)
+            rates.setdefault(name, []).append(size / (time.perf_counter() - began))
+
+    by_torch = mock.patch("checkpoint.forms.compiled_routine", return_value=None)
+
+    def alternated(thread: str) -> None:
+        for turn in range(turns):
+            blob = held.views(read(store, number, turn % len(layer.blobs), form))
+            for way, patch in (("compiled", nullcontext()), ("torch", by_torch)):
+                with patch:
+                    timed(f"{way}_{thread}_mb_per_s", blob)
+
+    alternated("first")  # while there are no threads of torch's but its own
+    with ThreadPoolExecutor(1) as another:
+        another.submit(alternated, "another").result()
+    return {name: statistics.median(found) for name, found in rates.items()}
 
 
 def uniform(store: ExpertStore, model: Model, forms: dict[str, Weights], text: list[list[int]]) -> list[dict[str, Any]]:
     """A row for each form that all experts are in."""
-    shape = family.shape_of(
-        family.config_from_dict(store.manifest.config), store.manifest.moe_layers, store.manifest.experts
-    )
-    token = shape.top_k * len(shape.layers)
-    times, rows = timed(store), []
+    rows = []
     _, expected = model.reads(text)
     layer = next(iter(store.manifest.layers.values()))
     weights = sum(math.prod(spec.shape) for spec in layer.tensors if len(spec.shape) > 1)
     for form, held in track(forms.items(), console=Console(stderr=True), description="forms"):
         model.put_all(held)
         nats, best = model.reads(text)
-        took = times.get(form, {})
         bytes_of = store.manifest.form_bytes(form) if form in ("", *FORMS) else round(weights * (8 + 32 / GROUP) / 8)
         rows.append(
             {
+                "part": "uniform",
                 "form": form or store.manifest.dtype,
                 "expert_bytes": bytes_of,
                 "perplexity": perplexity(nats),
                 "agreement": sum(a == b for a, b in zip(best, expected, strict=True)) / len(best),
-                "quantise_s_an_expert": took.get("quantise_s"),
-                "restore_s_a_token": token * took["restore_s"] if took else None,
             }
         )
     model.put_all(forms[""])
@@ -214,7 +227,7 @@ def search(
     """A row for each share of rows in int2, of the least popular experts and of the most."""
     two = {form: forms[form] for form in FORMS}
     for share in track(tried, console=Console(stderr=True), description="shares"):
-        row: dict[str, Any] = {"share": share}
+        row: dict[str, Any] = {"part": "search", "share": share}
         for name, least in (("least", True), ("most", False)):
             chooser = ByPopularity(model, two, share, least)
             try:
@@ -235,14 +248,20 @@ MAKING = (
     Column("same bytes", lambda row: "yes" if row["equal"] else "NO"),
     Column("into files, MB/s", "files_mb_per_s", ".1f"),
     Column("a core", "files_core_mb_per_s", ".1f"),
+    Column("restored, MB/s", "compiled_first_mb_per_s", ".0f"),
+    Column("by torch", "torch_first_mb_per_s", ".0f"),
+    Column("in another thread", "compiled_another_mb_per_s", ".0f"),
+    Column("by torch there", "torch_another_mb_per_s", ".0f"),
 )
 
 
 def show_making(store: ExpertStore, experts: int, turns: int) -> None:
-    """Time HQQ's Quantizer and ours in alternated turns, and print both."""
+    """Time HQQ's Quantizer and ours in alternated turns, and restoring, and print all."""
     first = next(iter(store.manifest.layers))
     layer = store.manifest.layers[first]
     found = list(making.rows(store, lambda expert: layer.views(read(store, first, expert)), experts, turns))
+    store = add_forms(store, tuple(FORMS))
+    found = [row | restoring(store, row["form"], turns) for row in found]
     print(text_table(MAKING, found))
     size = f"{store.manifest.blob_bytes:,} bytes an expert, {store.manifest.expert_bytes:,} in all"
     print(f"MB of full precision, by the clock and by processor time; medians of {turns} alternated turns; {size}")
@@ -259,8 +278,6 @@ def uniform_columns(rows: list[dict[str, Any]]) -> list[Column]:
         Column("perplexity", "perplexity", ".4f"),
         Column("loss", lambda row: row["perplexity"] / whole["perplexity"] - 1, ".2%"),
         Column("same next token", "agreement", ".2%"),
-        Column("quantise, ms", "quantise_s_an_expert", ".2f", 1e3),
-        Column("restore a token, ms", "restore_s_a_token", ".2f", 1e3),
     ]
 
 
@@ -277,7 +294,9 @@ def search_columns(rows: list[dict[str, Any]]) -> list[Column]:
 
 def main() -> None:
     parser = script_parser(__doc__)
-    parser.add_argument("--model", default=str(DEMO.relative_to(ROOT)), help="%(default)s unless said")
+    parser.add_argument(
+        "--model", help=f"{DEMO.relative_to(ROOT)} unless said; --making: a random one of large experts"
+    )
     parser.add_argument("--store", type=Path, help="its expert store, made and given its forms where it has none")
     parser.add_argument("--windows", type=int, help="8 unless said")
     parser.add_argument("--window", type=int, default=256, help="tokens in one prefill; %(default)s unless said")
@@ -288,7 +307,11 @@ def main() -> None:
     args = parser.parse_args()
     prepare_libraries(1)
     header("Experts in fewer bits")
-    path = args.model if Path(args.model).exists() else str(ROOT / args.model)
+    if args.model is None and args.making:
+        path = str(make.make(MODELS["qwen3-30b-a3b"], cache_dir() / "published", **LARGE))
+    else:
+        given = args.model or str(DEMO.relative_to(ROOT))
+        path = given if Path(given).exists() else str(ROOT / given)
     store = prepare_store(path, str(args.store) if args.store else None, None)
     if args.making:
         show_making(store, args.experts, args.turns)
@@ -312,8 +335,7 @@ def main() -> None:
         f"\nThe largest share in int2 whose loss of perplexity, all in int4, stays within {ALLOWED_LOSS:.0%}: "
         f"{largest:.0%} ({tokens:,} tokens, prefills of {args.window}, in steps of {1 / steps:.0%})"
     )
-    facts = {"group": GROUP, "windows": count, "window": args.window, "share": largest}
-    print(f"written to {save_rows('forms', [{**facts, 'uniform': rows, 'search': found}])}")
+    print(f"written to {save_rows('forms', [*rows, *found])}")
 
 
 if __name__ == "__main__":

@@ -37,6 +37,7 @@ from scripts.lib.provenance import header, save_rows
 from scripts.lib.quality import Forced
 from scripts.lib.tables import Column, text_table
 
+PARTS = ("products", "decode")
 SHAPES = ((192, 512), (2048, 1536), (768, 2048), (2048, 7168), (3584, 2048), (1024, 7168), (4096, 28672), (14336, 4096))
 """Inputs and outputs of the two products of an expert: of a demo, Qwen3-MoE, a fine and a coarse MoE, Mixtral."""
 QUICK_SHAPES = SHAPES[:5]
@@ -63,8 +64,8 @@ PRODUCTS: dict[str, Product] = {
 }
 
 
-def speeds(inputs: int, outputs: int, count: int, memory: torch.Tensor, turns: int) -> Iterator[dict[str, Any]]:
-    """A row for each call: GB/s of weight (median), and its time in turn over that of `linear`."""
+def speeds(inputs: int, outputs: int, count: int, memory: torch.Tensor, turns: int) -> dict[str, Any]:
+    """A row: of each call GB/s of weight (median), those over `linear` in the same turn, and outputs that differ."""
     threads, size = torch.get_num_threads(), inputs * outputs * memory.itemsize
     weights = memory[: memory.numel() // (inputs * outputs) * inputs * outputs].view(-1, outputs, inputs).unbind()
     rows = torch.randn(count, inputs).to(torch.bfloat16)
@@ -78,18 +79,15 @@ def speeds(inputs: int, outputs: int, count: int, memory: torch.Tensor, turns: i
                 product(rows, weights[n % len(weights)])
             seconds[name].append((clock() - start) / a_turn)
             done += a_turn
+    row: dict[str, Any] = {"threads": threads, "inputs": inputs, "outputs": outputs, "rows": count}
     for name, product in PRODUCTS.items():
         faster = [a / b for a, b in zip(seconds["linear"], seconds[name], strict=True)]
-        yield {
-            "threads": threads,
-            "inputs": inputs,
-            "outputs": outputs,
-            "rows": count,
-            "call": name,
-            "gb_per_s": size / statistics.median(seconds[name]) / 1e9,
-            "over_linear": statistics.median(faster),
-            "differing": None if product is read else differing(product, count, weights[0]),
+        row |= {
+            f"{name}: gb_per_s": size / statistics.median(seconds[name]) / 1e9,
+            f"{name}: over_linear": statistics.median(faster),
+            f"{name}: differing": None if product is read else differing(product, count, weights[0]),
         }
+    return row
 
 
 def differing(product: Product, count: int, weight: torch.Tensor) -> float:
@@ -103,10 +101,12 @@ COLUMNS = (
     Column("inputs", "inputs", "d"),
     Column("outputs", "outputs", "d"),
     Column("rows", "rows", "d"),
-    Column("call", "call"),
-    Column("GB/s", "gb_per_s", ".1f"),
-    Column("over linear", "over_linear", ".2f"),
-    Column("differing", "differing", ".3f"),
+    *(Column(f"{name}, GB/s", f"{name}: gb_per_s", ".1f") for name in PRODUCTS),
+    *(
+        Column(f"{name}: {what}", f"{name}: {key}", form)
+        for name in ("weight first", "linear, no oneDNN")
+        for what, key, form in (("over linear", "over_linear", ".2f"), ("differing", "differing", ".3f"))
+    ),
 )
 
 
@@ -158,6 +158,7 @@ def decode(store: ExpertStore, threads: int, tokens: int, turns: int) -> Iterato
     for name, of in rates.items():
         got = logits[name]
         yield {
+            "part": "decode",
             "threads": threads,
             "kernel": name,
             "tokens_per_s": statistics.median(of),
@@ -182,6 +183,7 @@ DECODE = (
 def parse() -> argparse.Namespace:
     parser = script_parser(__doc__)
     parser.add_argument("--model", help="checkpoint or store in bfloat16 (default: a random one of 64 experts)")
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS), help=f"({' '.join(PARTS)})")
     parser.add_argument("--threads", type=positive, nargs="+", default=[1, 2], help="(1 2)")
     parser.add_argument("--rows", type=positive, nargs="+", help="rows of a product (1 8 32; --quick: 1)")
     parser.add_argument("--tokens", type=positive, default=24, help="of each answer (%(default)s)")
@@ -193,31 +195,40 @@ def parse() -> argparse.Namespace:
     return args
 
 
-def main() -> int:
-    args = parse()
-    prepare_process()
-    prepare_libraries(args.threads[0])
-    header("Products of few rows, by kernel")
+def products(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
     memory = aligned_buffer(1 << 30).view(torch.bfloat16)
     piece = (torch.randn(1 << 20) / 50).to(torch.bfloat16)
     memory.view(-1, len(piece))[:] = piece
-    products: list[dict[str, Any]] = []
     for threads in args.threads:
         torch.set_num_threads(threads)
         for inputs, outputs in QUICK_SHAPES if args.quick else SHAPES:
             for count in args.rows:
-                products += speeds(inputs, outputs, count, memory, args.turns)
-    print(text_table(COLUMNS, products), flush=True)
-    del memory
+                yield {"part": "products"} | speeds(inputs, outputs, count, memory, args.turns)
+
+
+def decoded(args: argparse.Namespace) -> list[dict[str, Any]]:
     with tempfile.TemporaryDirectory() as folder:
         if args.model:
             store = prepare_store(args.model, None, "bfloat16")
         else:
             made = make_model(Path(folder) / "model", 1 if args.quick else 2)
             store = prepare_store(made, str(Path(folder) / "store"), "bfloat16")
-        answers = [row for threads in args.threads for row in decode(store, threads, args.tokens, args.turns)]
-    print(f"\n{text_table(DECODE, answers)}")
-    print(f"\n{save_rows('kernels', [*products, *answers])}")
+        return [row for threads in args.threads for row in decode(store, threads, args.tokens, args.turns)]
+
+
+def main() -> int:
+    args = parse()
+    prepare_process()
+    prepare_libraries(args.threads[0])
+    header("Products of few rows, by kernel")
+    rows = [*products(args)] if "products" in args.parts else []
+    if rows:
+        print(f"{text_table(COLUMNS, rows)}\n", flush=True)
+    if "decode" in args.parts:
+        answers = decoded(args)
+        print(f"{text_table(DECODE, answers)}\n")
+        rows += answers
+    print(save_rows("kernels", rows))
     return 0
 
 

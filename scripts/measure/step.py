@@ -10,12 +10,12 @@ operations in the main node's thread, from torch.profiler (embedded only; it slo
 
 from __future__ import annotations
 
-import argparse
 import bisect
 import random
 import statistics
 import time
 from collections import defaultdict
+from collections.abc import Callable
 from typing import Any
 
 from odmoe.clusters.process import prepare_libraries, prepare_process
@@ -28,7 +28,7 @@ from scripts.lib.flags import script_parser
 from scripts.lib.paths import DEMO
 from scripts.lib.prompts import gsm8k_prompts
 from scripts.lib.provenance import header, save_rows
-from scripts.lib.tables import Column, text_table
+from scripts.lib.tables import Column, Row, text_table
 from wire.tracing import NodeSpans
 
 PARTS = {
@@ -132,6 +132,34 @@ def _last(spans: list[Span], before: float) -> Span:
     return spans[max(0, bisect.bisect_right([s.start for s in spans], before) - 1)]
 
 
+COLUMNS = (
+    Column("system", "system"),
+    Column("cluster", "cluster"),
+    Column("shadow", "shadow"),
+    Column("loader", "loader"),
+    Column("tokens/s", "tokens_per_s", ".1f"),
+    Column("Transformers", "eager_tokens_per_s", ".1f"),
+    Column("over Transformers", "ratio", ".2f"),
+    Column("first token, ms", "ttft_s", ".1f", 1e3),
+    Column("Transformers", "eager_ttft_s", ".1f", 1e3),
+    Column("times as late", "ttft_ratio", ".2f"),
+)
+
+
+def _milliseconds(part: str) -> Callable[[Row], float | None]:
+    return lambda row: row["ms"].get(part)
+
+
+PATH = (
+    *(Column(name, _milliseconds(part), ".2f") for part, name in PARTS.items()),
+    Column("decoded tokens, of which these are medians", "traced_tokens", "d"),
+    Column("records of the trace a token", "records", ".0f"),
+    Column("their share of a step", "records_share", ".2%"),
+    Column("tokens/s over Transformers", "ratio", ".2f"),
+)
+"""Of a traced run."""
+
+
 def profile_ops(cluster: Any, ids: list[int], tokens: int) -> None:
     """The main thread's torch operations, and Python's share, from torch.profiler."""
     from torch.profiler import ProfilerActivity, profile
@@ -198,11 +226,18 @@ def main() -> None:
             profile_ops(cluster, ids, args.tokens)
     finally:
         cluster.close()
-    show(args, rates, theirs, steps)
-    if not args.no_trace:
-        each, count = record_s(), records / args.turns / args.tokens
-        share = each * count * statistics.median(rate for rate, _ in rates)
-        print(f"the trace: {count:.0f} records a token of {each * 1e6:.2f} us each, {share:.2%} of a step")
+    row = {"system": args.system, "cluster": args.cluster, "shadow": args.shadow, "loader": args.loader}
+    row |= speeds(rates, theirs)
+    if steps:
+        count = records / args.turns / args.tokens
+        row |= {"records": count, "records_share": record_s() * count * row["tokens_per_s"]}
+        row["traced_tokens"] = len(steps)
+        row["ms"] = {part: statistics.median(step[part] for step in steps) * 1e3 for part in PARTS}
+    print(text_table(COLUMNS, [row]))
+    if steps:
+        heads = Column("along the expert that answered last", "name"), Column("ms", "text", "")
+        print(text_table(heads, [{"name": one.name, "text": one.text(row)} for one in PATH]))
+    print(f"saved: {save_rows(f'step-{args.system}-{args.cluster}-{args.shadow}', [row])}")
 
 
 def record_s(count: int = 200_000) -> float:
@@ -214,34 +249,14 @@ def record_s(count: int = 200_000) -> float:
     return (time.perf_counter() - start) / count
 
 
-def show(
-    args: argparse.Namespace,
-    rates: list[tuple[float, float]],
-    theirs: list[tuple[float, float]],
-    steps: list[dict[str, float]],
-) -> None:
-    (rate, first), (peer, peer_first) = (
-        [statistics.median(one) for one in zip(*both, strict=True)] for both in (rates, theirs)
-    )
-    ratio, later = (
-        statistics.median(one[which] / other[which] for one, other in zip(rates, theirs, strict=True))
-        for which in (0, 1)
-    )
-    rows: dict[str, Any] = {"tokens_per_s": rate, "eager_tokens_per_s": peer, "ratio": ratio}
-    rows |= {"ttft_s": first, "eager_ttft_s": peer_first, "ttft_ratio": later}
-    print(
-        f"{args.system}, {args.cluster}, shadow {args.shadow}, loader {args.loader}: {rate:.1f} tokens/s; Transformers "
-        f"eager {peer:.1f}: {ratio:.3f} times; first token {first * 1e3:.1f} ms; eager {peer_first * 1e3:.1f}: "
-        f"{later:.2f} times"
-    )
-    if steps:
-        medians = {part: statistics.median(step[part] for step in steps) * 1e3 for part in PARTS}
-        whole = sum(medians.values())
-        columns = Column("part of a step", "name"), Column("ms", "ms", ".2f"), Column("share", "ms", ".0%", 1 / whole)
-        print(f"medians of {len(steps)} tokens")
-        print(text_table(columns, [{"name": name, "ms": medians[part]} for part, name in PARTS.items()]))
-        rows["ms"] = medians
-    print(f"saved: {save_rows(f'step-{args.system}-{args.cluster}-{args.shadow}', [rows])}")
+def speeds(rates: list[tuple[float, float]], theirs: list[tuple[float, float]]) -> dict[str, Any]:
+    """Of (tokens/s, seconds to the first token) of each turn, ours and theirs: medians, and medians of the ratios."""
+    found: dict[str, Any] = {}
+    for which, name, ratio in ((0, "tokens_per_s", "ratio"), (1, "ttft_s", "ttft_ratio")):
+        ours, others = [one[which] for one in rates], [one[which] for one in theirs]
+        found |= {name: statistics.median(ours), f"eager_{name}": statistics.median(others)}
+        found[ratio] = statistics.median(one / other for one, other in zip(ours, others, strict=True))
+    return found
 
 
 if __name__ == "__main__":

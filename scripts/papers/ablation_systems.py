@@ -161,7 +161,7 @@ COLUMNS = (
     Column("way", "how"),
     Column("budget, %", "budget", "d"),
     Column("step", "step"),
-    Column("TPOT, ms", "tpot_s", ".2f", 1e3),
+    Column("TPOT, ms", show.milliseconds("tpot_s", ".2f")),
     Column("of the step before", show.interval("tpot")),
     Column("of the first", show.interval("first_tpot")),
     Column("hit rate", "hit_rate", ".1%"),

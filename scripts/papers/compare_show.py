@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from scripts.lib.experiment import plural
@@ -105,11 +105,20 @@ def ratio(name: str, pairs: Pairs) -> dict[str, Any]:
     short = name[:4]
     by_prompt = [middle(over(name, one, near) for one, near in of) for of in pairs.values()]
     known = [one for one in by_prompt if one is not None]
+    cores = max(_others_cores(pairs), default=None)
+    busy = {} if cores is None else {f"{short}_others_cores": cores}
     if len(known) < len(by_prompt) or not known:
-        return {f"{short}_ratio": None, f"{short}_ratio_low": None, f"{short}_ratio_high": None}
+        return busy | {f"{short}_ratio": None, f"{short}_ratio_low": None, f"{short}_ratio_high": None}
     interval = Interval.of(known)
     bounds = {f"{short}_ratio_low": interval.low, f"{short}_ratio_high": interval.high}
-    return {f"{short}_ratio": interval.median, **bounds, f"{short}_ratio_by_prompt": known}
+    return busy | {f"{short}_ratio": interval.median, **bounds, f"{short}_ratio_by_prompt": known}
+
+
+def _others_cores(pairs: Pairs) -> Iterator[float]:
+    """Of the answers and of those that they are divided by."""
+    for of in pairs.values():
+        for one, near in of:
+            yield from (answer["others_cores"] for answer in (one, *near) if "others_cores" in answer)
 
 
 def over(name: str, one: dict[str, Any], near: list[dict[str, Any]]) -> float | None:
@@ -143,7 +152,7 @@ def _claim(pairs: list[tuple[int, dict[str, Any], dict[str, Any]]]) -> str:
     times, hits, slower, unclear, fewer = [], [], [], [], []
     for budget, mine, theirs in pairs:
         key = "tpot_ratio_by_prompt" if "tpot_ratio_by_prompt" in mine and "tpot_ratio_by_prompt" in theirs else BY
-        interval = Interval.of(a / b for a, b in zip(mine[key], theirs[key], strict=True))
+        interval = Interval.of(round(a / b, 2) for a, b in zip(mine[key], theirs[key], strict=True))
         times.append(interval)
         hits.append((mine["hit_rate"] or 0) - (theirs["hit_rate"] or 0))
         slower += [budget] if interval.low >= 1 else []
@@ -169,18 +178,28 @@ def interval(name: str) -> Any:
         if row.get(f"{name}_ratio") is None:
             return None
         bounds = row[f"{name}_ratio"], row[f"{name}_ratio_low"], row[f"{name}_ratio_high"]
-        return f"{Interval(*bounds, row['prompts'])}{mark(row.get('others_cores'))}"
+        busy = row.get(f"{name}_others_cores", row.get("others_cores"))
+        return f"{Interval(*bounds, row['prompts'])}{mark(busy)}"
+
+    return text
+
+
+def milliseconds(name: str, form: str) -> Any:
+    """A time as text, marked where others used the processor."""
+
+    def text(row: dict[str, Any]) -> str | None:
+        return None if row.get(name) is None else f"{1e3 * row[name]:{form}}{mark(row.get('others_cores'))}"
 
     return text
 
 
 COLUMNS = (
     Column("system", "system"),
-    Column("TPOT, ms", "tpot_s", ".1f", 1e3),
-    Column("of on-demand's", interval("tpot")),
+    Column("TPOT, ms", milliseconds("tpot_s", ".1f")),
+    Column("TPOT of on-demand's", interval("tpot")),
     Column("CPU, ms", "cpu_s_a_token", ".1f", 1e3),
     Column("TTFT, ms", "ttft_s", ".0f", 1e3),
-    Column("of on-demand's", interval("ttft")),
+    Column("TTFT of on-demand's", interval("ttft")),
     Column("hits", "hit_rate", ".1%"),
     Column("recall", "recall", ".1%"),
     Column("in time", "recall_in_time", ".1%"),
@@ -205,20 +224,33 @@ def with_batch(columns: Sequence[Column], batch: int) -> list[Column]:
     return [*columns[:place], *(TOGETHER_COLUMNS if batch > 1 else ()), *columns[place:]]
 
 
-PUBLISHED = ("system", "TPOT, ms", "of on-demand's", "CPU, ms", "hits", "recall", "MB", "total MB", "same tokens")
+PUBLISHED = (
+    "system",
+    "TPOT, ms",
+    "TPOT of on-demand's",
+    "TTFT, ms",
+    "TTFT of on-demand's",
+    "CPU, ms",
+    "hits",
+    "recall",
+    "MB",
+    "total MB",
+    "same tokens",
+    "exact",
+)
 
 
 def budget_table(rows: list[dict[str, Any]], budget: int) -> str:
     """In Markdown: the systems at one budget, by their time, and Transformers."""
     of = [row for row in rows if row["budget"] == budget and "refused" not in row]
     peers = [row for row in rows if row["system"] == TRANSFORMERS]
-    columns = [next(one for one in COLUMNS if one.name == name) for name in PUBLISHED]
+    columns = [one for one in COLUMNS if one.name in PUBLISHED]
     return markdown_down(columns, [*sorted(of, key=lambda one: float(one["tpot_ratio"])), *peers])
 
 
 def repeated(rows: list[dict[str, Any]]) -> str:
-    """In Markdown: the ratios of two runs beside each other, by system and budget, and those that differ: a median that
-    is outside the other run's interval. `file`: of a row, the run's."""
+    """In Markdown: the ratios of two runs beside each other, by system and each budget that both have, and those that
+    differ: a median that is outside the other run's interval. `file`: of a row, the run's."""
     files = list(dict.fromkeys(row["file"] for row in rows))
     found = {
         (row["file"], row["budget"], row["system"]): Interval(
@@ -228,6 +260,7 @@ def repeated(rows: list[dict[str, Any]]) -> str:
         if row.get("tpot_ratio") is not None
     }
     budgets, systems = (list(dict.fromkeys(key[n] for key in found)) for n in (1, 2))
+    budgets = [one for one in budgets if {key[0] for key in found if key[1] == one} == set(files)]
     lines = [["system", *(f"{budget} %" for budget in budgets)]]
     for system in systems:
         pairs = [[found.get((file, budget, system)) for file in files] for budget in budgets]

@@ -13,7 +13,8 @@ One worker; experts are read from the disk into as many slots as the budget has 
 every expert in memory. Each cluster first answers --history prompts, which are not measured; then, prompt by prompt,
 every system answers the same one, in an order drawn anew, and on-demand answers it before and after each of them. A
 ratio is that to the two answers of on-demand next to it. Figures are medians over prompts, ratios with an interval of
-95 % (five prompts: 94 %). A * marks figures during which others used more than a tenth of a core.
+95 % (five prompts: 94 %). A * marks figures during which others used more than a tenth of a core, also while an answer
+was given that they are divided by.
 
 With --batch several prompts are answered at once in place of one. TPOT is then the time of a pass, which gives each of
 them a token; a ratio is that to on-demand's at the same batch, and Transformers answers them one after the other. With

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from scripts.lib.experiment import Cell
+from scripts.lib.timing.intervals import Interval
 from scripts.peers.engines import ACCELERATE, EAGER, LLAMA
 
 FITS, QUARTER, CAPPED = "everything fits", "a quarter fits", "a quarter fits, capped"
@@ -55,12 +56,15 @@ def ratios(turns: Turns, base: Turns, of: Rate) -> list[float]:
     return [of(one) / of(other) for one, other in zip(turns, base, strict=True)]
 
 
-def spread(values: Sequence[float]) -> dict[str, float]:
-    """Median and quartiles."""
-    if len(values) == 1:
-        return {"median": values[0], "low": values[0], "high": values[0]}
-    low, middle, high = statistics.quantiles(values, n=4, method="inclusive")
-    return {"median": middle, "low": low, "high": high}
+def spread(values: Sequence[float]) -> dict[str, Any]:
+    """Median, its interval (of up to five turns the lowest and the highest), and each turn's value."""
+    found = Interval.of(values)
+    return {"median": found.median, "low": found.low, "high": found.high, "turns": list(values)}
+
+
+def said(ratio: dict[str, Any]) -> str:
+    """What `spread` gave, `1.19 (1.18 to 1.20)`."""
+    return str(Interval.of(ratio["turns"]))
 
 
 def rows(cells: Sequence[Cell], results: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -137,8 +141,5 @@ def claims(rows: Sequence[dict[str, Any]]) -> list[str]:
         for key, value in row.items():
             what, _, other = key.partition(" over ")
             if other and what != "start" and (row["engine"] == CACHED or row["case"] == CAPPED):
-                found.append(
-                    f"{row['model']}, {row['case']}: {row['engine']}, {what} over {other}: "
-                    f"{value['median']:.2f} (quartiles {value['low']:.2f}, {value['high']:.2f})"
-                )
+                found.append(f"{row['model']}, {row['case']}: {row['engine']}, {what} over {other}: {said(value)}")
     return found

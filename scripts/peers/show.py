@@ -9,10 +9,13 @@ from scripts.lib.plots import AMBER, BLUE, DARK, PALE, canvas
 from scripts.lib.tables import Column, text_table
 from scripts.peers.checkpoints import Shape
 from scripts.peers.engines import ACCELERATE, EAGER, LLAMA
-from scripts.peers.figures import CACHED, CAPPED, FITS, QUARTER
+from scripts.peers.figures import CACHED, CAPPED, FITS, QUARTER, said
 
 PEERS = (EAGER, ACCELERATE, LLAMA)
+CASES = (FITS, QUARTER, CAPPED)
 COLUMNS = (
+    Column("model", "model"),
+    Column("memory", lambda row: _memory(row)),
     Column("engine", "engine"),
     Column("tokens/s", "tokens_per_s", ".2f"),
     Column("TTFT s", "ttft_s", ".2f"),
@@ -35,27 +38,27 @@ def described(shape: Shape) -> str:
 
 
 def _over(row: Any, what: str) -> str | None:
-    """The ratios of a row to others, `0.95 Transformers eager`."""
+    """The ratios of a row to others, `0.95 (0.94 to 0.96) Transformers eager`."""
     found = [
-        f"{value['median']:.2f} {key.partition(' over ')[2]}"
-        for key, value in row.items()
-        if key.startswith(f"{what} over ")
+        f"{said(value)} {key.partition(' over ')[2]}" for key, value in row.items() if key.startswith(f"{what} over ")
     ]
     return ", ".join(found) or None
 
 
+def _memory(row: Any) -> str:
+    return {FITS: "all experts", QUARTER: "a quarter"}.get(row["case"]) or f"a quarter, limit {row['cap'] / 1e9:.2f} GB"
+
+
+def ran(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Rows of engines that did not fail: by model and memory, fastest first."""
+    found = [row for row in rows if "failed" not in row]
+    return sorted(found, key=lambda row: (row["model"], CASES.index(row["case"]), -row["tokens_per_s"]))
+
+
 def table(rows: Sequence[dict[str, Any]]) -> str:
-    """A table a model and case; what failed below it."""
-    found = []
-    for model, case in dict.fromkeys((row["model"], row["case"]) for row in rows):
-        mine = [row for row in rows if (row["model"], row["case"]) == (model, case)]
-        cap = mine[0]["cap"]
-        found.append(f"{model}, {case}" + (f" at {cap / 1e9:.2f} GB" if cap is not None else ""))
-        ran = sorted((row for row in mine if "failed" not in row), key=lambda row: -row["tokens_per_s"])
-        found.append(text_table(COLUMNS, ran))
-        found += [f"{row['engine']}: {row['failed']}" for row in mine if "failed" in row]
-        found.append("")
-    return "\n".join(found)
+    """What failed stands below."""
+    failed = [f"{row['model']}, {_memory(row)}: {row['engine']}: {row['failed']}" for row in rows if "failed" in row]
+    return "\n".join([text_table(COLUMNS, ran(rows)), *failed])
 
 
 def picture(rows: Sequence[dict[str, Any]], args: Any) -> Any:

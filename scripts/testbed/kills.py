@@ -32,11 +32,27 @@ from scripts.lib.flags import script_parser
 from scripts.lib.paths import DEMO
 from scripts.lib.prompts import gsm8k_prompts
 from scripts.lib.provenance import command, header, machine, save_rows
+from scripts.lib.tables import Column, text_table
 
 BACK_S = 300.0
 POLL_S = 0.25
 SHORT = 8
 """Tokens of the answers that ask whether a node is back."""
+COLUMNS = (
+    Column("killed", "killed"),
+    Column("after token", "after_token", "d"),
+    Column("outcome", lambda row: outcome(row)),
+    Column("longest pause s", "longest_gap_s", ".2f"),
+    Column("undisturbed s", "longest_gap_calm_s", ".2f"),
+    Column("median pause s", "median_gap_calm_s", ".3f"),
+    Column("answer s", "answer_s", ".1f"),
+    Column("undisturbed s", "answer_calm_s", ".1f"),
+    Column("in use again after s", "back_and_used_s", ".1f"),
+)
+
+
+def outcome(row: dict[str, Any]) -> str:
+    return row["error"] or ("tokens equal" if row["tokens_equal"] else "TOKENS DIFFER")
 
 
 def greedy(model_dir: str, texts: list[str], count: int) -> list[tuple[list[int], list[int]]]:
@@ -170,28 +186,16 @@ def main() -> None:
             list(zip(victims, answers, strict=True)), console=Console(stderr=True), description="kills"
         ):
             rows.append(kill_once(cluster, args, rng, victim, answer))
-            if not args.json:
-                print_row(rows[-1])
     finally:
         cluster.close()
     if args.json:
         print(json.dumps({"machine": machine(), "command": command(), "rows": rows}, indent=1))
         return
+    print(text_table(COLUMNS, rows))
     right = sum(row["tokens_equal"] and row["error"] is None for row in rows)
     named = sum(row["error"] is not None for row in rows)
     print(f"{right} of {len(rows)} answers with Transformers' tokens, {named} with a named error")
     print(f"written to {save_rows('kills', rows)}")
-
-
-def print_row(row: dict[str, Any]) -> None:
-    outcome = row["error"] or ("tokens equal" if row["tokens_equal"] else "TOKENS DIFFER")
-    print(
-        f"{row['killed']:<9} after token {row['after_token']:>3}: {outcome}; longest gap {row['longest_gap_s']:.2f} s "
-        f"(undisturbed {row['longest_gap_calm_s']:.2f} s, median {row['median_gap_calm_s']:.3f} s); "
-        f"answer {row['answer_s']:.1f} s ({row['answer_calm_s']:.1f} s); back and used after "
-        f"{row['back_and_used_s']:.1f} s",
-        flush=True,
-    )
 
 
 if __name__ == "__main__":

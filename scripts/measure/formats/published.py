@@ -43,6 +43,7 @@ from scripts.lib.flags import positive, script_parser
 from scripts.lib.paths import DEMO, ROOT
 from scripts.lib.provenance import header, save_rows
 from scripts.lib.tables import Column, text_table
+from scripts.lib.timing.intervals import Interval
 from scripts.peers.engine_process import EngineProcess
 from scripts.peers.engines import OURS, Engine, Task, Turn
 from scripts.processes.memory import AnonymousPeak
@@ -156,7 +157,8 @@ class Answers:
                 )
         choices = {kind: [one.choices for one in each] for kind, each in turns.items()}
         same = len({json.dumps(each) for each in choices.values()}) == 1 if len(choices) > 1 else None
-        return [self._row(kind, each, turns.get(DEQUANTISED), same) for kind, each in turns.items()]
+        beside = turns.get(DEQUANTISED)
+        return [self._row(kind, each, None if kind == DEQUANTISED else beside, same) for kind, each in turns.items()]
 
     def _row(self, kind: str, turns: list[Turn], beside: list[Turn] | None, same: bool | None) -> dict[str, Any]:
         process, tokens = self._processes[kind], self._args.tokens
@@ -249,7 +251,7 @@ ANSWERING = (
     Column("start to first token s", "start_s", ".0f"),
     Column("ttft s", "ttft_s", ".1f"),
     Column("tokens/s", "tokens_per_s", ".3f"),
-    Column("over dequantised", "over_dequantised", ".2f"),
+    Column("over dequantised", lambda row: None if row["ratios"] is None else str(Interval.of(row["ratios"]))),
     Column("MB a token", "bytes_a_token", ".0f", 1e-6),
     Column("MB/s", "bytes_per_s", ".0f", 1e-6),
     Column("processor s a token", "cpu_s_a_token", ".2f"),

@@ -4,7 +4,8 @@ Methods take turns on weights of gpt-oss's and DeepSeek-V3's experts, in bfloat1
 bits of Transformers' own conversion. Beside them stands what bounds them: a copy of restored bytes, in memory and
 within the second cache. One thread, timed by its processor time, the best of all turns: on a busy machine only that is
 steady. A second table says what the operations of the torch way take, a third what a decoded token takes of an expert:
-the product of one row with each weight, which is in memory or has to be restored.
+the product of one row with each weight, which is in memory, has to be restored, or is multiplied as it is published,
+where workers do that (gpt-oss, on CPUs with AMX).
 
     .venv/bin/python -m scripts.measure.formats.restoring
 """
@@ -23,7 +24,7 @@ from checkpoint.native.encoding import PIECE, Encoding
 from checkpoint.native.fp8 import Fp8
 from checkpoint.native.mxfp4 import Mxfp4
 from checkpoint.native.product_scratch import PRODUCT_SCRATCH
-from checkpoint.native.products import multiply
+from checkpoint.native.products import are_possible, multiply
 from checkpoint.tensors import aligned_buffer
 from scripts.lib.flags import positive, script_parser
 from scripts.lib.provenance import header, save_rows
@@ -204,7 +205,7 @@ def product_methods(weight: str, methods: dict[str, Method]) -> dict[str, Method
         "restored by torch": lambda: product(methods[TORCH]()),
         "restored by the routine": lambda: product(methods["compiled"]()),
     }
-    if transposed:
+    if transposed and are_possible(Mxfp4(), held.dtype, "cpu"):
         numbers, scales = mxfp4_numbers(MXFP4_SHAPES[weight])
         (codes,), (grid,) = Mxfp4().encode(numbers, scales)
         codes, scratch = in_slot(codes), torch.empty(1, PRODUCT_SCRATCH, dtype=torch.uint8)

@@ -1,6 +1,6 @@
 """What a shift of domain costs the token-wise predictor (SMOE Fig 3), and what learning while it runs gives back.
 
-    .venv/bin/python -m scripts.papers.predictors.shift           # demo-moe and fine-moe, some minutes
+    .venv/bin/python -m scripts.papers.predictors.shift           # three models, a quarter of an hour
     .venv/bin/python -m scripts.papers.predictors.shift --quick
 
 Transformers answers the measured prompts of each domain, greedily and past the end of sequence. Over the decoded tokens
@@ -33,7 +33,7 @@ from scripts.lib.provenance import header
 from scripts.lib.tables import Column, Row, text_table
 
 VERSION = 1
-MODELS = ("models/demo-moe", "models/fine-moe")
+MODELS = ("models/demo-moe", "models/fine-moe", "models/many-moe")
 SHIPPED, PROBLEMS, SAME = "five domains (shipped)", "problems alone", "same experts again"
 RATES = {SHIPPED: (1.0, 3.0), PROBLEMS: (0.1, 1.0, 3.0, 10.0)}
 TRAINED_TOKENS, TRAINED_STEPS = 100, 300

@@ -12,11 +12,16 @@ from typing import Any
 import pytest
 import torch
 
-from checkpoint.native import routine_check
+from checkpoint.forms import FORMS, compiled_routine
+from checkpoint.native import form_routines, routine_check
 from checkpoint.native.encoding import CODES, SCALES, Encoding
 from checkpoint.native.encodings import ENCODINGS
+from checkpoint.native.form_routines import FormRoutine, Weight
 from checkpoint.native.routine_check import Routine
 from support.paths import ROOT
+
+RESTORED = (*ENCODINGS, *FORMS)
+"""Names of what compiled routines restore."""
 
 each_encoding = pytest.mark.parametrize("encoding", ENCODINGS.values(), ids=ENCODINGS.keys())
 
@@ -84,6 +89,43 @@ def test_a_routine_with_one_other_bit_is_not_used(
     assert "gives other bits than torch" in refused(encoding, caplog)
 
 
+@pytest.mark.parametrize("where", [0, -1, 3333])
+@pytest.mark.parametrize("bits", FORMS.values(), ids=FORMS.keys())
+def test_a_routine_of_a_form_with_one_other_bit_is_not_used(
+    bits: int, where: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    made = form_routines._compiled
+
+    def compiled(*of: Any) -> FormRoutine:
+        right = made(*of)
+
+        def wrong(weight: Weight, first: int, last: int) -> None:
+            right(weight, first, last)
+            weight[0].view(torch.int16)[where] ^= 1
+
+        return wrong
+
+    monkeypatch.setattr(form_routines, "_compiled", compiled)
+    with caplog.at_level(logging.WARNING):
+        assert compiled_routine(bits, torch.bfloat16) is None
+    assert f"the compiled routine of int{bits} in torch.bfloat16 gives other bits than torch" in caplog.text
+
+
+@pytest.mark.parametrize("bits", FORMS.values(), ids=FORMS.keys())
+def test_torch_restores_forms_where_numba_fails(
+    bits: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def compiled(*of: Any) -> FormRoutine:
+        raise ImportError("no module named numba")
+
+    monkeypatch.setattr(form_routines, "_compiled", compiled)
+    with caplog.at_level(logging.WARNING):
+        assert compiled_routine(bits, torch.bfloat16) is None
+        assert compiled_routine(bits, torch.bfloat16) is None
+    assert f"torch restores int{bits} in torch.bfloat16, several times slower" in caplog.text
+    assert len(caplog.records) == 1, "one warning a process"
+
+
 @each_encoding
 @pytest.mark.parametrize(
     "error", [ImportError("no module named numba"), EOFError("Ran out of input"), TypeError("odd")]
@@ -108,6 +150,9 @@ torch.set_num_threads(1)
 from checkpoint.native.encodings import ENCODINGS
 for encoding in ENCODINGS.values():
     print(encoding.name, encoding.checked_routine(torch.bfloat16) is not None)
+from checkpoint.forms import FORMS, compiled_routine
+for form, bits in FORMS.items():
+    print(form, compiled_routine(bits, torch.bfloat16) is not None)
 """
 
 
@@ -121,15 +166,15 @@ def in_a_process(**environment: str) -> subprocess.CompletedProcess[str]:
 def test_a_user_sees_why_torch_restores() -> None:
     """numba compiles nothing here."""
     ended = in_a_process(NUMBA_DISABLE_JIT="1")
-    assert ended.stdout.split() == ["mxfp4", "False", "fp8", "False"]
-    for name in ENCODINGS:
+    assert ended.stdout.split() == [word for name in RESTORED for word in (name, "False")]
+    for name in (*ENCODINGS, "int4 in torch.bfloat16", "int2 in torch.bfloat16"):
         assert ended.stderr.count(f"torch restores {name}, several times slower") == 1
 
 
 def test_routines_are_compiled_for_the_processor_that_numba_is_set_to(tmp_path: Path) -> None:
     """Without the instructions that this one has. And nothing is kept that could be damaged, or be run elsewhere."""
     ended = in_a_process(NUMBA_CPU_NAME="generic", NUMBA_CPU_FEATURES="", NUMBA_CACHE_DIR=str(tmp_path))
-    assert ended.stdout.split() == ["mxfp4", "True", "fp8", "True"]
+    assert ended.stdout.split() == [word for name in RESTORED for word in (name, "True")]
     assert not ended.stderr
     assert not list(tmp_path.iterdir())
 

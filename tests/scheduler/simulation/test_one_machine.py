@@ -197,12 +197,13 @@ def test_a_smaller_form_that_saves_no_time_is_not_loaded(restore_s: float, token
 # --- the Fate paper's PC ----------------------------------------------------------------------------------------------
 
 
-def test_load_on_demand_is_as_slow_as_the_paper_says() -> None:
-    """14 tokens/s, and Load on Demand 4.1 times as slow (Fate, sections 1 and 5.2.2); no cache, no prediction."""
+def test_load_on_demand_is_as_slow_as_the_profile_was_fitted_to() -> None:
+    """14 tokens/s, and Load on Demand 4.1 times as slow (Fate, sections 1 and 5.2.2); no cache, no prediction. No
+    evidence for the profile."""
     assert run(PC, slots=4).decode_tokens_per_s == pytest.approx(14 / 4.1, rel=0.005)
 
 
-def test_with_all_experts_there_it_is_as_fast_as_the_paper_says() -> None:
+def test_with_all_experts_there_it_is_as_fast_as_the_profile_was_fitted_to() -> None:
     one = replace(PC, experts=4)  # the first token brings all of them
     outcome = run(one, residency="all", slots=96, tokens=4)
     assert 1 / token_s(outcome) == pytest.approx(14.0, rel=0.001)

@@ -47,8 +47,8 @@ def rate(profile: Profile, recall: float | None, tokens: int = 120, **said: Any)
     return found
 
 
-def test_the_papers_policy_decodes_at_the_papers_speed(profile: Profile) -> None:
-    """Table 2: 3.69 tokens/s with an INT8 shadow (recall 97.34 %) aligned every token."""
+def test_the_papers_policy_decodes_at_the_speed_that_the_profile_was_fitted_to(profile: Profile) -> None:
+    """Table 2: 3.69 tokens/s with an INT8 shadow (recall 97.34 %) aligned every token. No evidence for the profile."""
     assert rate(profile, 0.9734) == pytest.approx(3.69, rel=0.05)
 
 

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scripts.measure.forms import ByPopularity
+from scripts.measure.forms import ByPopularity, search_columns, uniform_columns
 
 
 class Still:
@@ -50,3 +50,25 @@ def test_no_share_is_int4_alone(least: bool) -> None:
     chooser = ByPopularity(model, {"int4": {0: [{}] * 2}, "int2": {0: [{}] * 2}}, 0.0, least)
     chooser.choose(0, torch.tensor([[0], [1], [1]]))
     assert chooser.loads == {"int4": 2, "int2": 0}
+
+
+def test_forms_stand_beside_full_precision() -> None:
+    rows: list[dict[str, Any]] = [
+        {"form": "bfloat16", "expert_bytes": 2000, "perplexity": 20.0, "agreement": 1.0},
+        {"form": "int2", "expert_bytes": 500, "perplexity": 25.0, "agreement": 0.5},
+    ]
+    shown = [[column.text(row) for column in uniform_columns(rows)] for row in rows]
+    assert shown[1] == ["int2", "500", "25.0%", "25.0000", "25.00%", "50.00%"]
+    assert shown[0][4] == "0.00%"
+
+
+def test_shares_stand_beside_int4_alone() -> None:
+    none = {"share": 0.0, "least_perplexity": 20.0, "most_perplexity": 20.0, "least_experts": 0.0, "most_experts": 0.0}
+    some = {"share": 0.5, "least_perplexity": 21.0, "most_perplexity": 30.0, "least_experts": 0.8, "most_experts": 0.2}
+    assert [column.text(some) for column in search_columns([none, some])] == [
+        "50%",
+        "80.0%",
+        "5.00%",
+        "20.0%",
+        "50.00%",
+    ]

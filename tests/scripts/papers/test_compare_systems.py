@@ -156,6 +156,18 @@ def test_figures_of_a_busy_machine_are_marked() -> None:
     assert shown(found | {"others_cores": 0.02}) == "0.5 (0.4 to 0.6)"
     assert shown(found | {"others_cores": 0.3}) == "0.5 (0.4 to 0.6)*"
     assert shown({"tpot_ratio": None}) is None
+    time = show.milliseconds("tpot_s", ".1f")
+    assert [time({"tpot_s": 0.05, "others_cores": cores}) for cores in (0.02, 0.3)] == ["50.0", "50.0*"]
+
+
+def test_a_ratio_is_marked_where_the_machine_was_busy_for_its_baseline() -> None:
+    quiet, busy = {"tpot_s": 1.0, "others_cores": 0.01}, {"tpot_s": 2.0, "others_cores": 0.4}
+    for near, expected in ((quiet, ""), (busy, "*")):
+        row = show.ratio("tpot_s", {n: [(quiet, [quiet, near])] for n in range(6)}) | {
+            "prompts": 6,
+            "others_cores": 0.01,
+        }
+        assert str(show.interval("tpot")(row)).endswith(")" + expected)
 
 
 def test_medians_are_of_what_was_measured() -> None:
@@ -170,6 +182,8 @@ def test_two_runs_differ_where_a_median_is_outside_the_others_interval() -> None
 
     rows = [row("a", "smoe", 0.5, 0.4, 0.6), row("a", "fate", 0.5, 0.48, 0.52)]
     rows += [row("b", "smoe", 0.55, 0.45, 0.7), row("b", "fate", 0.55, 0.5, 0.6)]
+    rows.append(row("a", "smoe", 0.5, 0.4, 0.6) | {"budget": 50})
+    assert show.repeated(rows).splitlines()[0] == "| system | 25 % |", "a budget of one run alone is not compared"
     assert show.repeated(rows).splitlines()[2:] == [
         "| smoe | 0.5 (0.4 to 0.6); 0.6 (0.5 to 0.7) |",
         "| fate | 0.50 (0.48 to 0.52); 0.55 (0.50 to 0.60) **differ** |",

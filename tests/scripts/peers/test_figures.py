@@ -39,8 +39,8 @@ def cell(case: str, name: str, **more: Any) -> Cell:
 def test_ratios_are_of_the_same_turn() -> None:
     mine, theirs = [turn(10), turn(2), turn(30)], [turn(5), turn(1), turn(10)]
     assert figures.ratios(mine, theirs, figures.decode_rate) == pytest.approx([2, 2, 3])
-    assert figures.spread([2, 2, 3]) == {"median": 2, "low": 2, "high": 2.5}
-    assert figures.spread([4]) == {"median": 4, "low": 4, "high": 4}
+    assert figures.spread([2, 1, 3]) == {"median": 2, "low": 1, "high": 3, "turns": [2, 1, 3]}
+    assert figures.said(figures.spread([2, 2, 3])) == "2.0 (2.0 to 3.0)"
 
 
 def test_the_best_system_is_the_one_with_the_best_ratio_and_its_memory_is_the_cap() -> None:
@@ -79,8 +79,15 @@ def test_rows_have_ratios_agreement_and_hit_rate() -> None:
     assert len(told) == 4
     assert "A, a quarter fits, capped: hybrimoe, decode over llama.cpp: 4.00" in told[2]
     table = show.table(list(rows.values()))
-    assert "accelerate: killed" in table
-    assert "0.80 Transformers eager" in table
+    assert table.splitlines()[-1] == "A, a quarter, limit 1.00 GB: accelerate: killed"
+    assert "0.80 (0.80 to 0.80) Transformers eager" in table
+    assert [row["engine"] for row in show.ran(list(reversed(rows.values())))] == [
+        LLAMA,
+        EAGER,
+        CACHED,
+        "hybrimoe",
+        LLAMA,
+    ]
 
 
 def test_the_picture_has_a_bar_for_each_engine() -> None:

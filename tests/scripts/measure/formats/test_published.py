@@ -6,7 +6,7 @@ import os
 import time
 from pathlib import Path
 
-from scripts.measure.formats.published import cpu_s, share_files, task
+from scripts.measure.formats.published import ANSWERING, cpu_s, share_files, task
 
 
 def test_processor_time_is_that_of_the_kernel() -> None:
@@ -31,3 +31,9 @@ def test_a_turn_has_the_same_tokens_for_every_store_and_others_than_the_next() -
     first = task(0, 1, 1000, 4, 8)
     assert first == task(0, 1, 1000, 4, 8) != task(0, 2, 1000, 4, 8)
     assert (len(first.prompt), len(first.continuation)) == (4, 8)
+
+
+def test_a_ratio_is_said_with_its_interval() -> None:
+    [column] = [one for one in ANSWERING if one.name == "over dequantised"]
+    assert column.text({"ratios": [2.5, 2.3, 2.6]}) == "2.5 (2.3 to 2.6)"
+    assert column.text({"ratios": None}) == "-"

@@ -1,0 +1,35 @@
+"""Tables of what parts of the engine cost: forms, starts, steps, checks, products, several requests."""
+
+from __future__ import annotations
+
+from scripts.doc_tables.table import Draw, Table, across, down, of_part
+from scripts.lib.tables import Row, markdown_down
+from scripts.measure import batch_dense, checks, forms, kernels, requests, start, step
+
+ALONE = ("step-fully-cached-embedded-none", "step-on-demand-embedded-none")
+TRACED = ("step-od-moe-embedded-none", "step-od-moe-embedded-nf4", "step-od-moe-local-nf4")
+
+
+def _place(row: Row) -> str:
+    return f"{row['cluster']}, " + ("no shadow" if row["shadow"] == "none" else row["shadow"])
+
+
+def _forms(part: str, columns: forms.Columns) -> Draw:
+    return of_part(part, lambda rows: markdown_down(columns(rows), rows))
+
+
+TABLES = {
+    "forms": Table("forms", _forms("uniform", forms.uniform_columns)),
+    "forms-search": Table("forms", _forms("search", forms.search_columns)),
+    "forms-making": Table("forms-making", down(forms.MAKING)),
+    "step-alone": Table(" ".join(ALONE), down(step.COLUMNS)),
+    "step-path": Table(" ".join(TRACED), across(step.PATH, _place)),
+    "start": Table("start", down(start.columns(start.TRANSFORMERS))),
+    "checks": Table("checks", down(checks.COLUMNS)),
+    "kernels": Table("kernels", of_part("products", down(kernels.COLUMNS))),
+    "batch-dense": Table("batch-dense", of_part("speed", down(batch_dense.SPEED))),
+    "batch-dense-exactness": Table("batch-dense-exactness", of_part("exactness", down(batch_dense.EXACTNESS))),
+    "batch-dense-experts": Table("batch-dense", of_part("experts", down(batch_dense.EXPERTS))),
+    "requests": Table("requests", down(requests.COLUMNS)),
+}
+"""Name -> table."""
