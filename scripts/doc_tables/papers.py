@@ -76,6 +76,9 @@ TABLES = {
         )
         for budget in (60, 80)
     },
+    "compare_systems-twice": Table(
+        "compare_systems compare_systems-again", partial(compare_show.repeated, together=True)
+    ),
     "compare_systems-elsewhere": Table("compare_systems compare_systems-epyc", compare_show.repeated),
     **{
         f"compare_systems-{of}": Table(f"compare_systems-{of}", partial(compare_show.budget_table, budget=25))

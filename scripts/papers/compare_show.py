@@ -248,9 +248,10 @@ def budget_table(rows: list[dict[str, Any]], budget: int) -> str:
     return markdown_down(columns, [*sorted(of, key=lambda one: float(one["tpot_ratio"])), *peers])
 
 
-def repeated(rows: list[dict[str, Any]]) -> str:
+def repeated(rows: list[dict[str, Any]], together: bool = False) -> str:
     """In Markdown: the ratios of two runs beside each other, by system and each budget that both have, and those that
-    differ: a median that is outside the other run's interval. `file`: of a row, the run's."""
+    differ: a median that is outside the other run's interval. `file`: of a row, the run's. `together`: beside them the
+    median of both runs' prompts."""
     files = list(dict.fromkeys(row["file"] for row in rows))
     found = {
         (row["file"], row["budget"], row["system"]): Interval(
@@ -261,11 +262,21 @@ def repeated(rows: list[dict[str, Any]]) -> str:
     }
     budgets, systems = (list(dict.fromkeys(key[n] for key in found)) for n in (1, 2))
     budgets = [one for one in budgets if {key[0] for key in found if key[1] == one} == set(files)]
-    lines = [["system", *(f"{budget} %" for budget in budgets)]]
+    lines = [
+        ["system", *(f"{budget} %" for budget in budgets), *(f"{budget} %, both" for budget in budgets if together)]
+    ]
     for system in systems:
         pairs = [[found.get((file, budget, system)) for file in files] for budget in budgets]
         lines.append([system, *("; ".join(map(str, pair)) + _apart(pair) for pair in pairs)])
+        if together:
+            lines[-1] += [str(of_both(rows, budget, system)) for budget in budgets]
     return markdown(lines)
+
+
+def of_both(rows: Iterable[dict[str, Any]], budget: int, system: str) -> Interval:
+    """The ratios of all prompts of several runs."""
+    of = [row["tpot_ratio_by_prompt"] for row in rows if (row["budget"], row["system"]) == (budget, system)]
+    return Interval.of(ratio for by_prompt in of for ratio in by_prompt)
 
 
 def _apart(pair: list[Interval | None]) -> str:
