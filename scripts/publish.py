@@ -25,6 +25,8 @@ FACTS = ("command", "machine", "commit", "when")
 """What every file of data must have."""
 LOCAL = ("--out", "--python")
 """Flags with a path of one machine."""
+FRESH = "--fresh"
+"""The flag that forgets what was measured before."""
 _TABLE = re.compile(r"(<!-- data: (\S+) -->\n).*?(<!-- /data -->)", re.S)
 
 
@@ -87,7 +89,7 @@ def copy(result: Path, name: str) -> Path:
 
 def _anywhere(command: str) -> str:
     """Without what is of one machine only."""
-    words = shlex.split(command)
+    words = [word for word in shlex.split(command) if word != FRESH]
     for flag in LOCAL:
         if flag in words:
             at = words.index(flag)

@@ -107,7 +107,7 @@ def test_no_measurement_stands_without_its_data() -> None:
 def test_what_is_copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(publish, "DATA", tmp_path / "data")
     result = tmp_path / "found.json"
-    facts = {"machine": "m", "command": "a --out /b c -d", "commit": "1", "when": "now", "rows": [{"x": 1}]}
+    facts = {"machine": "m", "command": "a --out /b c --fresh -d", "commit": "1", "when": "now", "rows": [{"x": 1}]}
     result.write_text(json.dumps(facts))
     copied = publish.copy(result, "new")
     assert json.loads(copied.read_text()) == {**facts, "command": "a c -d"}
