@@ -152,11 +152,12 @@ def _claim(pairs: list[tuple[int, dict[str, Any], dict[str, Any]]]) -> str:
     times, hits, slower, unclear, fewer = [], [], [], [], []
     for budget, mine, theirs in pairs:
         key = "tpot_ratio_by_prompt" if "tpot_ratio_by_prompt" in mine and "tpot_ratio_by_prompt" in theirs else BY
-        interval = Interval.of(round(a / b, 2) for a, b in zip(mine[key], theirs[key], strict=True))
+        interval = Interval.of(a / b for a, b in zip(mine[key], theirs[key], strict=True))
+        low, high = round(interval.low, 2), round(interval.high, 2)  # 0.99999 is no difference to 1
         times.append(interval)
         hits.append((mine["hit_rate"] or 0) - (theirs["hit_rate"] or 0))
-        slower += [budget] if interval.low >= 1 else []
-        unclear += [budget] if interval.low < 1 <= interval.high else []
+        slower += [budget] if low >= 1 else []
+        unclear += [budget] if low < 1 <= high else []
         fewer += [budget] if hits[-1] <= 0 else []
     at = ", ".join(str(budget) for budget, *_ in pairs)
     words = [
