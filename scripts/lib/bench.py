@@ -30,6 +30,7 @@ from scripts.lib.ledger import digest
 from scripts.lib.paths import ROOT
 from scripts.lib.prompts import mixed_prompts
 from scripts.lib.simultaneous import AnsweredTogether, ask_together
+from scripts.lib.timing.calibration import Calibration
 from scripts.lib.timing.idleness import Others
 from scripts.models.widen import widened_copy
 from worker_node.loaders.disk import DiskLoader
@@ -147,6 +148,7 @@ class Bench:
     total: bool = False
     """Budgets are of the whole model, for all that the nodes hold, and not of the experts alone."""
     _models: dict[str, tuple[Any, Any]] = field(default_factory=dict)
+    _calibrations: dict[str, Calibration] = field(default_factory=dict)
     _side: tuple[tuple[str, int], Side] | None = None
     _peer: tuple[tuple[str, str], peers.Peer] | None = None
 
@@ -160,6 +162,9 @@ class Bench:
         if self._side is not None:
             self._side[1].close()
         self._side = None
+        for calibration in self._calibrations.values():
+            calibration.close()
+        self._calibrations.clear()
 
     def opened(self, model: str) -> tuple[Any, Any]:
         """Its store, with every form that a variant may load, and its tokenizer."""
@@ -225,12 +230,19 @@ class Bench:
             store = self.opened(model)[0]
             side = Side(store, lambda name: self.settings(model, name, budget), self.prompts(model), self.args.tokens)
             self._side = (model, budget), side
+        speeds = self.speeds(model)
         try:
             with Others() as others:
                 figures = self._side[1].ask(variant, self.args.history + number, place).figures()
-            return {**figures, "others_cores": others.cores, "at": time.time()}
+            return {**figures, **speeds, "others_cores": others.cores, "at": time.time()}
         except ConfigError as error:
             return {"refused": str(error)}
+
+    def speeds(self, model: str) -> dict[str, float]:
+        """How fast the processor and the disk are now: see `Calibration.speeds`."""
+        if model not in self._calibrations:
+            self._calibrations[model] = Calibration(self.opened(model)[0], self.args.seed)
+        return self._calibrations[model].speeds()
 
     def peer(
         self, model: str, name: str = peers.TRANSFORMERS, make_folder: Callable[[], Path] | None = None
@@ -245,12 +257,13 @@ class Bench:
     def reference(self, model: str, number: int) -> dict[str, Any]:
         """What Transformers answers, greedily, one prompt after the other, with every core."""
         torch.set_num_threads(available_cores())
-        prompts = self.prompts(model)[self.args.history + number]
+        prompts, speeds = self.prompts(model)[self.args.history + number], self.speeds(model)
         answers = [self.peer(model).answer(prompt, self.args.tokens) for prompt in prompts]
         return {
             "token_ids": [token for timed in answers for token in timed.token_ids],
             "ttft_s": fmean(timed.ttft_s for timed in answers),
             "tpot_s": fmean(timed.decode_s / (len(timed.token_ids) - 1) for timed in answers),
+            **speeds,
         }
 
     def reads(self, model: str) -> str:
