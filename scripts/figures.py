@@ -79,6 +79,14 @@ FIGURES = {
         "--host-row-ms 1 --systems on-demand ktransformers smoe static hybrimoe",
         TTFT,
     ),
+    "prefill-disk": Figure(
+        "prefill",
+        "SMOE Fig 10; Fate Fig 11; importance Fig 14, from the disk",
+        "--how disk --widen 16 --dtype bfloat16 --systems on-demand importance smoe fate hybrimoe static moe-infinity "
+        "eap od-moe sep-arc",
+        TTFT,
+        "--quick --lengths 16 64 --prompts 1",
+    ),
     "quality_systems": Figure(
         "quality_systems",
         "importance Table 3; Fate Tables 2, 3",

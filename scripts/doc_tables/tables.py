@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from scripts.doc_tables import costs, engine, faults, formats, od_moe, papers, peers, service
+from scripts.doc_tables import costs, engine, faults, formats, od_moe, papers, peers, readme, service
 
 TABLES = {
     **papers.TABLES,
@@ -13,5 +13,6 @@ TABLES = {
     **formats.TABLES,
     **faults.TABLES,
     **service.TABLES,
+    **readme.TABLES,
 }
 """Name -> table."""

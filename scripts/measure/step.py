@@ -116,20 +116,23 @@ def _one_layer(
     answer, message = max(answered, key=lambda pair: pair[0].end)
     label = message.label.partition(" ")[0]
     compute = _last(work[message.row, "compute", label], answer.start)
+    if compute is None:
+        return
     load = _last(work[message.row, "load", label], compute.start)
-    ready = max(load.end, message.end)
+    loaded = message.end if load is None else load.end  # None: it was resident before the trace began
+    ready = max(loaded, message.end)
     parts["decide"] += message.start - gate.start
     parts["out"] += message.end - message.start
-    parts["load"] += max(0.0, load.end - message.end)
+    parts["load"] += max(0.0, loaded - message.end)
     parts["hand"] += max(0.0, compute.start - ready)
     parts["compute"] += compute.end - compute.start
     parts["back"] += answer.end - compute.end
     parts["wake"] += wait.end - answer.end
 
 
-def _last(spans: list[Span], before: float) -> Span:
-    """The last of them that had begun by then."""
-    return spans[max(0, bisect.bisect_right([s.start for s in spans], before) - 1)]
+def _last(spans: list[Span], before: float) -> Span | None:
+    """The last of them that had begun by then; None where there are none."""
+    return spans[max(0, bisect.bisect_right([s.start for s in spans], before) - 1)] if spans else None
 
 
 COLUMNS = (

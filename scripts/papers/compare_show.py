@@ -9,6 +9,7 @@ from typing import Any
 from scripts.lib.experiment import plural
 from scripts.lib.plots import AMBER, BLUE, DARK, PALE, PURPLE, RED, canvas
 from scripts.lib.tables import Column, markdown, markdown_down, text_table
+from scripts.lib.timing.calibration import SPEEDS
 from scripts.lib.timing.idleness import mark
 from scripts.lib.timing.intervals import Interval
 from scripts.lib.timing.slowdown import slowdown
@@ -79,7 +80,7 @@ def figures(of: dict[int, dict[int, dict[str, Any]]], pairs: Pairs) -> dict[str,
     of = {n: {place: _of_profile(one) for place, one in answers.items()} for n, answers in of.items()}
     every = [one for n in sorted(of) for one in of[n].values()]
     found: dict[str, Any] = {name: middle(one[name] for one in every) for name in MEDIANS}
-    found |= {name: middle(one[name] for one in every) for name in TOGETHER if name in every[0]}
+    found |= {name: middle(one.get(name) for one in every) for name in (*TOGETHER, *SPEEDS) if name in every[0]}
     for name in ("tpot_s", "ttft_s"):
         found |= ratio(name, pairs)
     return found | {
@@ -247,45 +248,6 @@ def budget_table(rows: list[dict[str, Any]], budget: int) -> str:
     peers = [row for row in rows if row["system"] == TRANSFORMERS]
     columns = [one for one in COLUMNS if one.name in PUBLISHED]
     return markdown_down(columns, [*sorted(of, key=lambda one: float(one["tpot_ratio"])), *peers])
-
-
-def repeated(rows: list[dict[str, Any]], together: bool = False) -> str:
-    """In Markdown: the ratios of two runs beside each other, by system and each budget that both have, and those that
-    differ: a median that is outside the other run's interval. `file`: of a row, the run's. `together`: beside them the
-    median of both runs' prompts."""
-    files = list(dict.fromkeys(row["file"] for row in rows))
-    found = {
-        (row["file"], row["budget"], row["system"]): Interval(
-            *(row[f"tpot_ratio{bound}"] for bound in ("", "_low", "_high")), row["prompts"]
-        )
-        for row in rows
-        if row.get("tpot_ratio") is not None
-    }
-    budgets, systems = (list(dict.fromkeys(key[n] for key in found)) for n in (1, 2))
-    budgets = [one for one in budgets if {key[0] for key in found if key[1] == one} == set(files)]
-    lines = [
-        ["system", *(f"{budget} %" for budget in budgets), *(f"{budget} %, both" for budget in budgets if together)]
-    ]
-    for system in systems:
-        pairs = [[found.get((file, budget, system)) for file in files] for budget in budgets]
-        lines.append([system, *("; ".join(map(str, pair)) + _apart(pair) for pair in pairs)])
-        if together:
-            lines[-1] += [str(of_both(rows, budget, system)) for budget in budgets]
-    return markdown(lines)
-
-
-def of_both(rows: Iterable[dict[str, Any]], budget: int, system: str) -> Interval:
-    """The ratios of all prompts of several runs."""
-    of = [row["tpot_ratio_by_prompt"] for row in rows if (row["budget"], row["system"]) == (budget, system)]
-    return Interval.of(ratio for by_prompt in of for ratio in by_prompt)
-
-
-def _apart(pair: list[Interval | None]) -> str:
-    one, other = pair
-    if one is None or other is None:
-        return ""
-    same = other.low <= one.median <= other.high and one.low <= other.median <= one.high
-    return "" if same else " **differ**"
 
 
 def tables(rows: list[dict[str, Any]], total: bool = False, batch: int = 1) -> None:

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
+from datetime import datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from scripts import publish
+from scripts.doc_tables import readme
+from scripts.doc_tables.papers import STATED_RUNS, SYSTEMS_RUNS
 from scripts.doc_tables.tables import TABLES
-from scripts.papers import compare_show
+from scripts.lib.timing.intervals import Interval
+from scripts.papers import compare_runs
 
 PAGES_TEXT = "".join(page.read_text() for page in publish.PAGES)
 
@@ -51,16 +57,45 @@ def test_the_readme_has_the_fitted_speed_of_the_data() -> None:
     assert f"**fitted** so that the paper's policy (`--departure late`) gives {fit['late']:.2f}" in line
 
 
-def test_the_readme_has_the_peers_of_the_data() -> None:
-    [table] = re.findall(r"<!-- data: peers -->(.*?)<!-- /data -->", PAGES_TEXT, re.S)
-    ratios = re.compile(r"(\d\S* \(\S+ to \S+\)) (?:times|of) (llama\.cpp|accelerate|Transformers)")
-    said = ratios.findall(_said("Beside other engines"))
-    assert len(said) == 3
-    for ratio, peer in said:
-        assert f"{ratio} {peer}" in table, peer
+def _timed() -> dict[str, list[dict[str, Any]]]:
+    """Rows of the two runs of each timed figure of README."""
+    return {file: publish.load(file)["rows"] for file in readme.FILES}
 
 
-def test_the_readme_has_the_loads_drafts_recall_and_pauses_of_the_data() -> None:
+def test_the_readme_states_what_both_runs_hold() -> None:
+    runs = readme.ratios(_timed())
+    peers, drafts = _said("Beside other engines"), _said("Drafts")
+    ratio = re.compile(r"(\d\S* \(\S+ to \S+\)) (?:times|of) (llama\.cpp|accelerate|Transformers)")
+    said = {peer: of for of, peer in ratio.findall(peers)}
+    assert sorted(said) == ["Transformers", "accelerate", "llama.cpp"]
+    for peer, of in said.items():
+        [found] = [values for name, values in runs.items() if name.startswith(f"decoding over {peer}")]
+        assert of == str(Interval.over_runs(found)), peer
+    [found] = [values for name, values in runs.items() if "--draft auto" in name]
+    assert f"decodes {Interval.over_runs(found)} times as fast" in drafts
+
+
+def test_each_run_of_the_readme_lies_within_what_it_states() -> None:
+    for name, runs in readme.ratios(_timed()).items():
+        stated = Interval.over_runs(runs)
+        assert len(runs) == 2, name
+        assert all(Interval.of(run).median in stated for run in runs), name
+    rows = _systems_runs()
+    for system in ("smoe", "importance", "fate"):
+        stated = compare_runs.stated(rows, 25, system, STATED_RUNS)
+        found = [compare_runs.ratios(rows)[file, 25, system] for file in SYSTEMS_RUNS[:STATED_RUNS]]
+        assert all(Interval.of(run).median in stated for run in found), system
+
+
+def test_the_runs_of_the_readme_are_of_one_machine_and_an_hour_apart() -> None:
+    for files in (readme.PEERS, readme.DRAFTS, readme.KILLS, list(SYSTEMS_RUNS)):
+        facts = [publish.load(file) for file in files]
+        assert len({one["machine"] for one in facts}) == 1
+        at = [datetime.strptime(one["when"], "%Y-%m-%d %H:%M") for one in facts]
+        assert all(timedelta(hours=1) <= later - before for before, later in itertools.pairwise(at)), files
+
+
+def test_the_readme_has_the_loads_recall_and_pauses_of_the_data() -> None:
     loads = {
         (row["model"], row["requests"]): row["loads_a_token"]
         for row in publish.load("requests")["rows"]
@@ -69,25 +104,36 @@ def test_the_readme_has_the_loads_drafts_recall_and_pauses_of_the_data() -> None
     assert loads["demo-wide", 8] / loads["demo-wide", 1] == pytest.approx(1 / 3, abs=0.02)
     assert loads["A", 8] / loads["A", 1] == pytest.approx(2 / 3, abs=0.02)
     assert "a third of the loads a token (2 of 8 experts) to two thirds (8 of 64)" in _said("Several requests")
-    speed = {row["case"]: row["tokens_per_s"] for row in publish.load("drafts")["rows"]}
-    assert f"decodes {speed['auto'] / speed['fully cached']:.1f} times as fast" in _said("Drafts")
     [recall] = [
         row["recall"]
         for row in publish.load("recall")["rows"]
         if (row["shadow"], row["token_period"], row["kv_period"]) == ("int8", 1, 1)
     ]
     assert f"predicts {recall:.1%}".replace("%", " %") in _said("Recall")
-    kills = [row for row in publish.load("kills")["rows"] if row["killed"].startswith("worker")]
+    kills = [row for file in readme.KILLS for row in publish.load(file)["rows"]]
     assert all(row["tokens_equal"] for row in kills)
-    longest, calm = (max(row[name] for row in kills) for name in ("longest_gap_s", "longest_gap_calm_s"))
+    longest, calm = (max(seconds) for seconds in readme.pauses(_timed()).values())
     assert f"pauses for {longest:.2f} s at most ({calm:.2f} s without)" in _said("Failover")
+
+
+def _systems_runs() -> list[dict[str, Any]]:
+    return [{"file": file, **row} for file in SYSTEMS_RUNS for row in publish.load(file)["rows"]]
 
 
 def test_the_readme_has_the_systems_of_two_runs() -> None:
     ratios = re.findall(r"(\S+ \(\S+ to \S+\))[^`]*`(\w+)`", _said("Cache and prefetch"))
     said = {system: ratio for ratio, system in ratios}
-    rows = [row for run in ("compare_systems", "compare_systems-again") for row in publish.load(run)["rows"]]
-    assert said == {system: str(compare_show.of_both(rows, 25, system)) for system in ("smoe", "importance", "fate")}
+    rows = _systems_runs()
+    stated = {one: str(compare_runs.stated(rows, 25, one, STATED_RUNS)) for one in ("smoe", "importance", "fate")}
+    assert said == stated
+
+
+def test_the_docs_say_how_many_systems_the_check_run_left_out() -> None:
+    rows = _systems_runs()
+    outside = compare_runs.outside(rows, 25, STATED_RUNS)
+    count = len(compare_runs.stated_systems(rows, 25))
+    text = (publish.ROOT / "docs" / "measurements.md").read_text()
+    assert f"**{count - len(outside)} of {count} medians of the third run lie within**" in text
 
 
 @pytest.mark.parametrize("name", sorted({file for table in TABLES.values() for file in table.files}))

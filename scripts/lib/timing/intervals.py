@@ -31,6 +31,22 @@ class Interval:
         at = _rank(len(found))
         return cls(statistics.median(found), found[at], found[-1 - at], len(found))
 
+    @classmethod
+    def over_runs(cls, runs: Iterable[Iterable[float]]) -> Interval:
+        """Of several runs of the same: the median of all their values, and bounds from the lowest to the highest of the
+        runs' own. How fast a machine is changes from hour to hour; values of one hour do not show that, and those of
+        two, taken as if they were of one, hide it. Raises ValueError without runs."""
+        values = [list(run) for run in runs]
+        if not values:
+            raise ValueError("there is no interval over no runs")
+        found = [cls.of(run) for run in values]
+        every = [value for run in values for value in run]
+        low, high = min(one.low for one in found), max(one.high for one in found)
+        return cls(statistics.median(every), low, high, len(every))
+
+    def __contains__(self, value: float) -> bool:
+        return self.low <= value <= self.high
+
     @property
     def digits(self) -> int:
         """Behind the point."""

@@ -1,4 +1,5 @@
-"""Time to first token (prefill) over the length of the prompt, of every system of one machine.
+"""Time to first token (prefill) over the length of the prompt, of every system of one machine; from the disk of every
+system.
 
     .venv/bin/python -m scripts.papers.prefill                      # simulated: some minutes, most of them recording
     .venv/bin/python -m scripts.papers.prefill --host-row-ms 1      # by a processor that takes each row by itself
@@ -36,7 +37,7 @@ from scripts.lib.provenance import header
 from scripts.lib.timing.slowdown import slowdown
 from scripts.papers.compare_systems import between, pairs_of
 from scripts.papers.prefill import figures, simulated
-from scripts.papers.prefill.variants import QUICK, REFERENCE, VARIANTS, config_of, foresight_of
+from scripts.papers.prefill.variants import QUICK, REFERENCE, VARIANTS, WITH_SHADOW, config_of, foresight_of
 
 VERSION = 1
 HOWS = ("simulated", "emulated", "disk")
@@ -183,15 +184,18 @@ def parse() -> Any:
     )
     common_flags(parser, "profile", profile="rtx3090-pcie3")
     parser.add_argument("--host-row-ms", type=float, help="simulated: each further row of the host, not the profile's")
-    parser.add_argument("--systems", nargs="+", choices=VARIANTS, metavar="NAME", help=f"of {', '.join(VARIANTS)}")
+    every = VARIANTS | WITH_SHADOW
+    parser.add_argument("--systems", nargs="+", choices=every, metavar="NAME", help=f"of {', '.join(every)}")
     args = parse_system_flags(parser)
     if len(args.models) != 1 or len(args.budgets) != 1:
         parser.error("--models and --budgets take one each here")
     if args.host_row_ms is not None and (args.how != "simulated" or args.host_row_ms < 0):
         parser.error(f"--host-row-ms is {args.host_row_ms:g}; allowed: at least 0, with --how simulated")
+    if args.how != "disk" and (shadows := [name for name in args.systems or () if name in WITH_SHADOW]):
+        parser.error(f"--systems has {', '.join(shadows)}, which have a shadow; they are measured with --how disk")
     args.budget, args.model = args.budgets[0], args.models[0]
     args.lengths = args.lengths or (QUICK_LENGTHS if args.quick else LENGTHS)
-    args.systems = args.systems or list(QUICK if args.quick else VARIANTS)
+    args.systems = args.systems or list(QUICK if args.quick else every if args.how == "disk" else VARIANTS)
     return args
 
 
@@ -208,7 +212,7 @@ def main() -> int:
         with Experiment(name, args, VERSION, depends, note) as run, KeptCluster(store) as kept:
             return _tell(run, Simulation(args, run, kept, tokenizer).rows(), args)
     extra = {"profile": args.profile} if args.how == "emulated" else {}
-    variants = {system: VARIANTS[system] | extra for system in args.systems}
+    variants = {system: (VARIANTS | WITH_SHADOW)[system] | extra for system in args.systems}
     with LengthBench(args, variants) as bench, Experiment(name, args, VERSION, {}, note) as run:
         return _tell(run, measured(bench, run, args), args)
 

@@ -71,8 +71,9 @@ def text(rows: Sequence[Row]) -> str:
 
 
 def wide(rows: list[dict[str, Any]]) -> str:
-    """In Markdown, a line a system and a column a length: seconds, and in parentheses the part of on-demand's. At the
-    longest prompt also how busy the link and the host were."""
+    """In Markdown, a line a system and a column a length: seconds, and in parentheses the part of on-demand's; of
+    measured times that part is behind a colon, with its interval, marked where others used the processor. At the longest
+    prompt also how busy the link and the host were, where that is known."""
     lengths = sorted({row["prompt_tokens"] for row in rows})
     of = {(row["system"], row["prompt_tokens"]): row for row in rows}
 
@@ -81,6 +82,8 @@ def wide(rows: list[dict[str, Any]]) -> str:
             row = of.get((line["system"], length), {})
             if "ttft_s" not in row:
                 return None
+            if "others_cores" in row:
+                return f"{row['ttft_s']:.2f}: {show.interval('ttft')(row)}"
             return f"{row['ttft_s']:.3f} ({row['ttft_ratio']:.2f})" if "ttft_ratio" in row else f"{row['ttft_s']:.3f}"
 
         return Column(f"{length} tokens", found)
@@ -89,7 +92,9 @@ def wide(rows: list[dict[str, Any]]) -> str:
         row = of.get((line["system"], lengths[-1]), {})
         return f"{row['link_busy']:.0%}, {row['host_busy']:.0%}" if "link_busy" in row else None
 
-    columns = [Column("", "system"), *map(cell, lengths), Column(f"link, host busy at {lengths[-1]}", busy)]
+    columns = [Column("", "system"), *map(cell, lengths)]
+    if any("link_busy" in row for row in rows):
+        columns.append(Column(f"link, host busy at {lengths[-1]}", busy))
     return markdown_down(columns, [{"system": name} for name in dict.fromkeys(row["system"] for row in rows)])
 
 

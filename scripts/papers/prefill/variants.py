@@ -1,4 +1,4 @@
-"""The systems of one machine whose time to first token is measured, and how each differs from a preset."""
+"""The systems whose time to first token is measured, and how each differs from a preset."""
 
 from __future__ import annotations
 
@@ -23,6 +23,8 @@ VARIANTS: dict[str, dict[str, Any]] = {
 }
 """Name -> settings. `on-demand` loads ahead of its gates. `in turn` as Fate's baseline: a layer's experts are loaded
 once its gate has fired, and computed once they are there."""
+WITH_SHADOW: dict[str, dict[str, Any]] = {name: {"system": name} for name in ("od-moe", "sep-arc")}
+"""Measured from the disk only: the recording of a prompt's routes has nothing of a shadow."""
 QUICK = (REFERENCE, "smoe", "hybrimoe", "fate", "eap")
 
 

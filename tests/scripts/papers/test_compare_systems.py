@@ -173,18 +173,3 @@ def test_a_ratio_is_marked_where_the_machine_was_busy_for_its_baseline() -> None
 def test_medians_are_of_what_was_measured() -> None:
     assert show.middle([3.0, None, 1.0]) == 2.0
     assert show.middle([None]) is None
-
-
-def test_two_runs_differ_where_a_median_is_outside_the_others_interval() -> None:
-    def row(file: str, system: str, median: float, low: float, high: float) -> dict[str, Any]:
-        of = {"tpot_ratio": median, "tpot_ratio_low": low, "tpot_ratio_high": high}
-        return {"file": file, "system": system, "budget": 25, "prompts": 6, **of}
-
-    rows = [row("a", "smoe", 0.5, 0.4, 0.6), row("a", "fate", 0.5, 0.48, 0.52)]
-    rows += [row("b", "smoe", 0.55, 0.45, 0.7), row("b", "fate", 0.55, 0.5, 0.6)]
-    rows.append(row("a", "smoe", 0.5, 0.4, 0.6) | {"budget": 50})
-    assert show.repeated(rows).splitlines()[0] == "| system | 25 % |", "a budget of one run alone is not compared"
-    assert show.repeated(rows).splitlines()[2:] == [
-        "| smoe | 0.5 (0.4 to 0.6); 0.6 (0.5 to 0.7) |",
-        "| fate | 0.50 (0.48 to 0.52); 0.55 (0.50 to 0.60) **differ** |",
-    ]

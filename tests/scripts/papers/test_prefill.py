@@ -47,12 +47,25 @@ def test_a_quick_run_has_other_settings_than_a_whole_one(monkeypatch: pytest.Mon
     monkeypatch.setattr("sys.argv", ["prefill", "--out", str(tmp_path), "--how", "disk"])
     args = prefill.parse()
     assert args.lengths == [16, 64, 128, 256, 512]
-    assert set(args.systems) == set(VARIANTS)
+    assert set(args.systems) == set(VARIANTS) | {"od-moe", "sep-arc"}
     monkeypatch.setattr("sys.argv", ["prefill", "--out", str(tmp_path), "--quick"])
     assert prefill.parse().lengths == [16, 64]
-    monkeypatch.setattr("sys.argv", ["prefill", "--out", str(tmp_path), "--budgets", "10", "25"])
-    with pytest.raises(SystemExit):
-        prefill.parse()
+    for wrong in (["--budgets", "10", "25"], ["--systems", "od-moe"]):
+        monkeypatch.setattr("sys.argv", ["prefill", "--out", str(tmp_path), *wrong])
+        with pytest.raises(SystemExit):
+            prefill.parse()
+
+
+def test_a_measured_time_has_its_interval_and_its_mark() -> None:
+    ratio = {"ttft_ratio": 0.5, "ttft_ratio_low": 0.48, "ttft_ratio_high": 0.52, "prompts": 5}
+    rows: list[dict[str, Any]] = [
+        {"system": "fate", "prompt_tokens": 16, "ttft_s": 0.25, **ratio, "others_cores": 0.0},
+        {"system": "fate", "prompt_tokens": 64, "ttft_s": 0.5, **ratio, "others_cores": 0.5},
+    ]
+    assert figures.wide(rows).splitlines()[::2] == [
+        "|  | 16 tokens | 64 tokens |",
+        "| fate | 0.25: 0.50 (0.48 to 0.52) | 0.50: 0.50 (0.48 to 0.52)* |",
+    ]
 
 
 def test_every_system_of_one_machine_is_there() -> None:

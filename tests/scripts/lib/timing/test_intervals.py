@@ -38,3 +38,15 @@ def test_one_value_and_none() -> None:
     assert Interval.of([2.0]) == Interval(2.0, 2.0, 2.0, 1)
     with pytest.raises(ValueError, match="no values"):
         Interval.of([])
+
+
+def test_over_runs_each_runs_median_is_within() -> None:
+    """One hour's values lie apart from the next hour's: all of them as if of one run would leave both medians out."""
+    hours = [[0.60 + n / 1000 for n in range(12)], [0.90 + n / 1000 for n in range(12)]]
+    over = Interval.over_runs(hours)
+    assert (over.median, over.count) == (pytest.approx(0.7555), 24)
+    assert all(Interval.of(hour).median in over for hour in hours)
+    assert over.low == Interval.of(hours[0]).low and over.high == Interval.of(hours[1]).high
+    assert 0.59 not in over and 0.95 not in over
+    with pytest.raises(ValueError, match="no runs"):
+        Interval.over_runs([])
