@@ -6,7 +6,7 @@ import threading
 
 import torch
 
-from checkpoint.tensors import aligned_buffer
+from checkpoint.tensors import aligned_buffer, round_up
 from scheduler.errors import ConfigError, DeadlineError, LaunchError
 from scheduler.types import ExpertId
 
@@ -21,11 +21,12 @@ class Slots:
         if count < 1:
             raise ConfigError(f"slots is {count}; allowed: 1, 2, ...")
         try:
-            self.buffers = [_buffer(slot_bytes, device) for _ in range(count)]
+            self._area = _area(count * round_up(slot_bytes), device)
         except torch.OutOfMemoryError as error:
             raise LaunchError(
                 f"{device} has no room for {count} slots of {slot_bytes} bytes; take fewer ({error})"
             ) from error
+        self.buffers = [piece[:slot_bytes] for piece in self._area.split(round_up(slot_bytes))]
         self.resident_max = 0
         """The most slots ever occupied at once."""
         self._content: list[ExpertId | None] = [None] * count
@@ -35,8 +36,8 @@ class Slots:
 
     @property
     def allocated_bytes(self) -> int:
-        """Measured from the buffers."""
-        return sum(buffer.untyped_storage().nbytes() for buffer in self.buffers)
+        """Measured from the memory that they share."""
+        return self._area.untyped_storage().nbytes()
 
     def occupy(self, slot: int, expert: ExpertId, deadline_s: float) -> torch.Tensor:
         """Take a slot once the computation in it has left. Raises DeadlineError."""
@@ -58,7 +59,9 @@ class Slots:
             self._changed.notify_all()
 
 
-def _buffer(nbytes: int, device: str) -> torch.Tensor:
+def _area(nbytes: int, device: str) -> torch.Tensor:
+    """Of all slots together. In pieces, those below 2 MiB have no huge pages: once a process has run for long, their
+    pages lie scattered, and the disk needs twice as long to fill them (`scripts.measure.slots`)."""
     if device == "cpu":
         return aligned_buffer(nbytes)
     return torch.zeros(nbytes, dtype=torch.uint8, device=device)

@@ -38,7 +38,9 @@ def ratios(by_file: dict[str, Rows]) -> dict[str, list[list[float]]]:
         return [values(by_file[file]) for file in files]
 
     return {
-        "decoding over llama.cpp's, a quarter in memory": both(PEERS, lambda rows: over_peer(rows, "llama.cpp", CAPPED)),
+        "decoding over llama.cpp's, a quarter in memory": both(
+            PEERS, lambda rows: over_peer(rows, "llama.cpp", CAPPED)
+        ),
         "decoding over accelerate's, a quarter in memory": both(
             PEERS, lambda rows: over_peer(rows, "accelerate", CAPPED)
         ),

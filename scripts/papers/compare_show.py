@@ -8,7 +8,7 @@ from typing import Any
 
 from scripts.lib.experiment import plural
 from scripts.lib.plots import AMBER, BLUE, DARK, PALE, PURPLE, RED, canvas
-from scripts.lib.tables import Column, markdown, markdown_down, text_table
+from scripts.lib.tables import Column, markdown_down, text_table
 from scripts.lib.timing.calibration import SPEEDS
 from scripts.lib.timing.idleness import mark
 from scripts.lib.timing.intervals import Interval

@@ -22,6 +22,8 @@ MATRICES = 12
 """bfloat16 of 25 MB: more than a core's cache has, as with the experts of a token."""
 TURNS = 15
 READS = 16
+HUGE = 1 << 21
+"""Bytes of a huge page."""
 SPEEDS = ("product_s", "read_s_per_gb")
 
 
@@ -33,7 +35,7 @@ class Calibration:
         self._loader = DiskLoader(store)
         self._experts = [(n, e) for n, layer in store.manifest.layers.items() for e in range(len(layer.blobs))]
         self._sizes = {one: store.locate(*one)[1].length for one in self._experts}
-        self._into = aligned_buffer(max(self._sizes.values()))
+        self._into = aligned_buffer(max(HUGE, *self._sizes.values()))  # pages must not lie otherwise in another run
         self._drawn = random.Random(seed)
         self._row = torch.ones(1, SIDE, dtype=torch.bfloat16)
         self._matrices = [torch.ones(SIDE, SIDE, dtype=torch.bfloat16) for _ in range(MATRICES)]

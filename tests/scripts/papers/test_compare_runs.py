@@ -30,7 +30,9 @@ def test_a_later_run_outside_of_what_the_first_two_state_is_named() -> None:
     table = compare_runs.repeated(RUNS, 25, 2).splitlines()
     assert table[0] == "| system | run 1 | run 2 | stated | run 3 |"
     assert "| smoe | 0.50 (0.48 to 0.52) | 0.60 (0.58 to 0.62) | 0.6 (0.5 to 0.6) | 0.56 (0.54 to 0.58) |" in table
-    fate = "| fate | 0.50 (0.48 to 0.52) | 0.50 (0.48 to 0.52) | 0.50 (0.48 to 0.52) | 0.60 (0.58 to 0.62) **outside** |"
+    fate = (
+        "| fate | 0.50 (0.48 to 0.52) | 0.50 (0.48 to 0.52) | 0.50 (0.48 to 0.52) | 0.60 (0.58 to 0.62) **outside** |"
+    )
     assert fate in table
     assert compare_runs.outside(RUNS, 25, 2) == ["fate"]
     assert not any("eap" in line for line in table), "a system of one run alone is not compared"

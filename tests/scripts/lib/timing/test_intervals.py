@@ -46,7 +46,9 @@ def test_over_runs_each_runs_median_is_within() -> None:
     over = Interval.over_runs(hours)
     assert (over.median, over.count) == (pytest.approx(0.7555), 24)
     assert all(Interval.of(hour).median in over for hour in hours)
-    assert over.low == Interval.of(hours[0]).low and over.high == Interval.of(hours[1]).high
-    assert 0.59 not in over and 0.95 not in over
+    assert over.low == Interval.of(hours[0]).low
+    assert over.high == Interval.of(hours[1]).high
+    assert 0.59 not in over
+    assert 0.95 not in over
     with pytest.raises(ValueError, match="no runs"):
         Interval.over_runs([])
