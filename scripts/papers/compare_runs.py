@@ -37,24 +37,21 @@ def stated(rows: Rows, budget: int, system: str, runs: int) -> Interval:
     return Interval.over_runs(found[file, budget, system] for file in files_of(rows)[:runs])
 
 
-def outside(rows: Rows, budget: int, runs: int) -> list[str]:
-    """Systems whose median in a later run is outside the interval that the first `runs` state."""
+def checked(rows: Rows, budget: int, runs: int) -> dict[str, bool]:
+    """Each system of the runs after the first `runs`: whether its median lies within what those state."""
     files, found = files_of(rows), ratios(rows)
-    return [
-        system
-        for system in stated_systems(rows, budget)
-        if any(
-            Interval.of(found[file, budget, system]).median not in stated(rows, budget, system, runs)
-            for file in files[runs:]
-        )
-    ]
+    return {
+        system: all(Interval.of(one).median in stated(rows, budget, system, runs) for one in later)
+        for system in stated_systems(rows, budget, runs)
+        if (later := [found[file, budget, system] for file in files[runs:] if (file, budget, system) in found])
+    }
 
 
-def stated_systems(rows: Rows, budget: int) -> list[str]:
-    """Those that every run has."""
+def stated_systems(rows: Rows, budget: int, runs: int) -> list[str]:
+    """Those that each of the first `runs` has."""
     found = ratios(rows)
     names = dict.fromkeys(system for _, of, system in found if of == budget)
-    return [name for name in names if all((file, budget, name) in found for file in files_of(rows))]
+    return [name for name in names if all((file, budget, name) in found for file in files_of(rows)[:runs])]
 
 
 def repeated(rows: Rows, budget: int, runs: int) -> str:
@@ -63,16 +60,23 @@ def repeated(rows: Rows, budget: int, runs: int) -> str:
     files, found = files_of(rows), ratios(rows)
     heads = [f"run {number + 1}" for number in range(len(files))]
     lines = [["system", *heads[:runs], "stated", *heads[runs:]]]
-    for system in stated_systems(rows, budget):
-        of = [Interval.of(found[file, budget, system]) for file in files]
+    for system in stated_systems(rows, budget, runs):
         whole = stated(rows, budget, system, runs)
-        later = [f"{one}{'' if one.median in whole else ' **outside**'}" for one in of[runs:]]
-        lines.append([system, *map(str, of[:runs]), str(whole), *later])
+        line = [str(Interval.of(found[file, budget, system])) for file in files[:runs]]
+        later = [found.get((file, budget, system)) for file in files[runs:]]
+        lines.append([system, *line, str(whole), *(_within(of, whole) for of in later)])
     by_file = {row["file"]: row for row in rows if (row["system"], row["budget"]) == ("on-demand", budget)}
     for head, name, scale, form in SPEEDS:
         texts = [f"{scale * by_file[file][name]:{form}}" for file in files]
         lines.append([head, *texts[:runs], "", *texts[runs:]])
     return markdown(lines)
+
+
+def _within(ratios: list[float] | None, whole: Interval) -> str:
+    if ratios is None:
+        return "-"
+    found = Interval.of(ratios)
+    return f"{found}{'' if found.median in whole else ' **outside**'}"
 
 
 def elsewhere(rows: Rows) -> str:

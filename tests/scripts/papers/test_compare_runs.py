@@ -23,6 +23,7 @@ RUNS = [
     *(row("b", name, around(middle, 0.02)) for name, middle in (("on-demand", 1.0), ("smoe", 0.6), ("fate", 0.5))),
     *(row("c", name, around(middle, 0.02)) for name, middle in (("on-demand", 1.0), ("smoe", 0.56), ("fate", 0.6))),
     row("a", "eap", around(0.7, 0.02)),
+    *(row(file, "static", around(0.7, 0.02)) for file in "ab"),
 ]
 
 
@@ -34,8 +35,10 @@ def test_a_later_run_outside_of_what_the_first_two_state_is_named() -> None:
         "| fate | 0.50 (0.48 to 0.52) | 0.50 (0.48 to 0.52) | 0.50 (0.48 to 0.52) | 0.60 (0.58 to 0.62) **outside** |"
     )
     assert fate in table
-    assert compare_runs.outside(RUNS, 25, 2) == ["fate"]
+    assert compare_runs.checked(RUNS, 25, 2) == {"on-demand": True, "smoe": True, "fate": False}
     assert not any("eap" in line for line in table), "a system of one run alone is not compared"
+    assert table[-4].startswith("| static | ")
+    assert table[-4].endswith(" | - |"), "the third run had not all of them"
     assert "| *processor: a product, µs* | 100 | 100 |  | 100 |" in table
 
 
