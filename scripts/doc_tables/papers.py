@@ -81,7 +81,7 @@ TABLES = {
         for budget in (60, 80)
     },
     "compare_systems-runs": Table(" ".join(SYSTEMS_RUNS), partial(compare_runs.repeated, budget=25, runs=STATED_RUNS)),
-    "compare_systems-elsewhere": Table("compare_systems compare_systems-xeon", compare_runs.elsewhere),
+    "compare_systems-scattered": Table("compare_systems compare_systems-scattered", compare_runs.beside),
     **{
         f"compare_systems-{of}": Table(f"compare_systems-{of}", partial(compare_show.budget_table, budget=25))
         for of in ("flex", "batch3")

@@ -79,7 +79,7 @@ def _within(ratios: list[float] | None, whole: Interval) -> str:
     return f"{found}{'' if found.median in whole else ' **outside**'}"
 
 
-def elsewhere(rows: Rows) -> str:
+def beside(rows: Rows) -> str:
     """In Markdown: the ratios of two runs beside each other, by system and each budget that both have, and those that
     differ: a median that is outside the other run's interval."""
     files, found = files_of(rows), ratios(rows)

@@ -121,10 +121,10 @@ def _fixed(args: Any, name: str, length: int) -> dict[str, Any]:
 
 
 class LengthBench(Bench):
-    """Its prompts are of every length, in turns."""
+    """Its prompts are of every length, in turns, each by itself."""
 
-    def prompts(self, model: str) -> list[list[int]]:
-        return prompts_of(self.opened(model)[1], self.args)
+    def prompts(self, model: str) -> list[list[list[int]]]:
+        return [[one] for one in prompts_of(self.opened(model)[1], self.args)]
 
 
 def plan(bench: Bench, args: Any) -> list[Cell]:

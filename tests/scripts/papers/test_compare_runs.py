@@ -49,9 +49,9 @@ def test_the_runs_that_state_an_interval_lie_within_it() -> None:
     assert 0.55 == pytest.approx(compare_runs.stated(RUNS, 25, "smoe", 2).median)
 
 
-def test_two_machines_differ_where_a_median_is_outside_the_others_interval() -> None:
+def test_two_runs_differ_where_a_median_is_outside_the_others_interval() -> None:
     rows = [one for one in RUNS if one["file"] in "ab"] + [row("a", "smoe", around(0.4, 0.02), 50)]
-    table = compare_runs.elsewhere(rows).splitlines()
+    table = compare_runs.beside(rows).splitlines()
     assert table[0] == "| system | 25 % |", "a budget of one run alone is not compared"
     assert "| smoe | 0.50 (0.48 to 0.52); 0.60 (0.58 to 0.62) **differ** |" in table
     assert "| fate | 0.50 (0.48 to 0.52); 0.50 (0.48 to 0.52) |" in table

@@ -43,6 +43,17 @@ def test_a_whole_run(run_script: Any, tmp_path: Path) -> None:
     assert all(0 <= row[name] <= 1 + 1e-9 for row in rows.values() for name in figures.SHARES)
 
 
+@pytest.mark.slow
+def test_a_whole_run_from_the_disk(run_script: Any) -> None:
+    flags = ["--quick", "--how", "disk", "--models", "models/demo-moe", "--lengths", "8", "24", "--history", "1"]
+    found = run_script(prefill, *flags, "--systems", "on-demand", "fate", name="prefill-disk-quick")
+    rows = {(row["system"], row["prompt_tokens"]): row for row in found.facts["rows"]}
+    assert set(rows) == {(system, length) for system in ("on-demand", "fate") for length in (8, 24)}
+    assert all(row["ttft_s"] > 0 and row["prompts"] == 1 + (row["system"] == "on-demand") for row in rows.values())
+    assert 0 < rows["fate", 24]["prefill_bytes"] < rows["on-demand", 24]["prefill_bytes"], "smaller forms, and a cache"
+    assert rows["fate", 24]["ttft_ratio"] > 0
+
+
 def test_a_quick_run_has_other_settings_than_a_whole_one(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("sys.argv", ["prefill", "--out", str(tmp_path), "--how", "disk"])
     args = prefill.parse()
