@@ -22,6 +22,7 @@ others; a * marks figures during which others used more than a tenth of a core.
 from __future__ import annotations
 
 import sys
+from argparse import Namespace
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -213,7 +214,8 @@ def main() -> int:
             return _tell(run, Simulation(args, run, kept, tokenizer).rows(), args)
     extra = {"profile": args.profile} if args.how == "emulated" else {}
     variants = {system: (VARIANTS | WITH_SHADOW)[system] | extra for system in args.systems}
-    with LengthBench(args, variants) as bench, Experiment(name, args, VERSION, {}, note) as run:
+    named = Namespace(**vars(args) | {"model": Path(args.model).name})
+    with LengthBench(args, variants) as bench, Experiment(name, named, VERSION, {}, note) as run:
         return _tell(run, measured(bench, run, args), args)
 
 
@@ -223,6 +225,7 @@ def _tell(run: Experiment, rows: list[dict[str, Any]], args: Any) -> int:
     print(figures.text(rows))
     print("\n".join(claims))
     title = f"{Path(args.model).name}, {args.budget} % of the experts, {rows[0]['how']}"
+    title += f"; medians of {plural(args.prompts, 'prompt')}"
     print(run.written([run.save(figures.picture(rows, title))]))
     return 0
 

@@ -6,7 +6,6 @@ import statistics
 from collections.abc import Sequence
 from typing import Any
 
-from scripts.lib.experiment import plural
 from scripts.lib.plots import AMBER, BLUE, DARK, PALE, PURPLE, RED, canvas
 from scripts.lib.tables import Column, Row, markdown_down, text_table
 from scripts.lib.timing.intervals import Interval
@@ -139,6 +138,5 @@ def picture(rows: list[dict[str, Any]], title: str) -> Any:
         panel.set_xlabel("tokens of the prompt", fontsize=9)
         panel.legend(frameon=False, fontsize=8)
     panels[0].set_ylabel("time to first token, s", fontsize=9)
-    prompts = max((row["prompts"] for row in rows), default=0)
-    figure.suptitle(f"{title}; medians of {plural(prompts, 'prompt')}. Pale: the other systems", fontsize=11)
+    figure.suptitle(f"{title}. Pale: the other systems", fontsize=11)
     return figure
