@@ -6,7 +6,9 @@ from functools import partial
 
 from scripts.doc_tables.table import Rows, Table, across, down, named, pivot
 from scripts.lib.tables import Column, Row, markdown_down
-from scripts.papers import ablation_systems, compare_runs, compare_show, prediction_show, recall
+from scripts.papers import ablation_systems, prediction_show, recall
+from scripts.papers.compare_systems import runs as compare_runs
+from scripts.papers.compare_systems import show as compare_show
 from scripts.papers.predictors import shift
 from scripts.papers.prefill import figures as prefill
 from scripts.papers.routing import __main__ as routing

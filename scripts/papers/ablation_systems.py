@@ -32,7 +32,7 @@ from scripts.lib.flags import common_flags
 from scripts.lib.plots import BLUE, DARK, PALE, canvas
 from scripts.lib.provenance import header
 from scripts.lib.tables import Column, text_table
-from scripts.papers import compare_show as show
+from scripts.papers.compare_systems import show
 
 VERSION = 4
 

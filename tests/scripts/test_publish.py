@@ -15,7 +15,7 @@ from scripts.doc_tables import readme
 from scripts.doc_tables.papers import STATED_RUNS, SYSTEMS_RUNS
 from scripts.doc_tables.tables import TABLES
 from scripts.lib.timing.intervals import Interval
-from scripts.papers import compare_runs
+from scripts.papers.compare_systems import runs as compare_runs
 
 PAGES_TEXT = "".join(page.read_text() for page in publish.PAGES)
 

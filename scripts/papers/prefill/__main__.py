@@ -36,7 +36,7 @@ from scripts.lib.ledger import digest, sources
 from scripts.lib.prompts import mixed_prompts, prompts_of_length
 from scripts.lib.provenance import header
 from scripts.lib.timing.slowdown import slowdown
-from scripts.papers.compare_systems import between, pairs_of
+from scripts.papers.compare_systems.__main__ import between, pairs_of
 from scripts.papers.prefill import figures, simulated
 from scripts.papers.prefill.variants import QUICK, REFERENCE, VARIANTS, WITH_SHADOW, config_of, foresight_of
 

@@ -9,7 +9,7 @@ from typing import Any
 from scripts.lib.plots import AMBER, BLUE, DARK, PALE, PURPLE, RED, canvas
 from scripts.lib.tables import Column, Row, markdown_down, text_table
 from scripts.lib.timing.intervals import Interval
-from scripts.papers import compare_show as show
+from scripts.papers.compare_systems import show
 from scripts.papers.prefill.variants import IN_FULL, IN_TURN, ON_HOST, REFERENCE, VARIANTS
 
 SHARES = ("link_busy", "host_busy", "device_busy")

@@ -60,7 +60,7 @@ def run(run_script: Callable[..., Written], tmp_path: Path) -> Callable[..., tup
     writes, if not the module's."""
 
     def call(module: ModuleType, *flags: str, name: str = "") -> tuple[dict[str, Any], str]:
-        name = name or f"{Path(str(module.__file__)).stem}-quick"
+        name = name or f"{module.__name__.removesuffix('.__main__').rpartition('.')[2]}-quick"
         found = run_script(module, *SMALL, *flags, name=name)
         assert (tmp_path / f"{name}.png").read_bytes().startswith(b"\x89PNG")
         return found.facts, found.told

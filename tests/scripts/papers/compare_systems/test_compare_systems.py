@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from scripts.papers import compare_show as show
-from scripts.papers import compare_systems
+from scripts.papers.compare_systems import __main__ as compare_systems
+from scripts.papers.compare_systems import show
 
 
 @pytest.mark.slow

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from scripts.papers import compare_runs
+from scripts.papers.compare_systems import runs
 
 
 def row(file: str, system: str, ratios: list[float], budget: int = 25) -> dict[str, Any]:
@@ -28,14 +28,14 @@ RUNS = [
 
 
 def test_a_later_run_outside_of_what_the_first_two_state_is_named() -> None:
-    table = compare_runs.repeated(RUNS, 25, 2).splitlines()
+    table = runs.repeated(RUNS, 25, 2).splitlines()
     assert table[0] == "| system | run 1 | run 2 | stated | run 3 |"
     assert "| smoe | 0.50 (0.48 to 0.52) | 0.60 (0.58 to 0.62) | 0.6 (0.5 to 0.6) | 0.56 (0.54 to 0.58) |" in table
     fate = (
         "| fate | 0.50 (0.48 to 0.52) | 0.50 (0.48 to 0.52) | 0.50 (0.48 to 0.52) | 0.60 (0.58 to 0.62) **outside** |"
     )
     assert fate in table
-    assert compare_runs.checked(RUNS, 25, 2) == {"on-demand": True, "smoe": True, "fate": False}
+    assert runs.checked(RUNS, 25, 2) == {"on-demand": True, "smoe": True, "fate": False}
     assert not any("eap" in line for line in table), "a system of one run alone is not compared"
     assert table[-4].startswith("| static | ")
     assert table[-4].endswith(" | - |"), "the third run had not all of them"
@@ -44,14 +44,14 @@ def test_a_later_run_outside_of_what_the_first_two_state_is_named() -> None:
 
 def test_the_runs_that_state_an_interval_lie_within_it() -> None:
     for system, medians in (("smoe", (0.5, 0.6)), ("fate", (0.5, 0.5))):
-        found = compare_runs.stated(RUNS, 25, system, 2)
+        found = runs.stated(RUNS, 25, system, 2)
         assert all(median in found for median in medians)
-    assert 0.55 == pytest.approx(compare_runs.stated(RUNS, 25, "smoe", 2).median)
+    assert 0.55 == pytest.approx(runs.stated(RUNS, 25, "smoe", 2).median)
 
 
 def test_two_runs_differ_where_a_median_is_outside_the_others_interval() -> None:
     rows = [one for one in RUNS if one["file"] in "ab"] + [row("a", "smoe", around(0.4, 0.02), 50)]
-    table = compare_runs.beside(rows).splitlines()
+    table = runs.beside(rows).splitlines()
     assert table[0] == "| system | 25 % |", "a budget of one run alone is not compared"
     assert "| smoe | 0.50 (0.48 to 0.52); 0.60 (0.58 to 0.62) **differ** |" in table
     assert "| fate | 0.50 (0.48 to 0.52); 0.50 (0.48 to 0.52) |" in table

@@ -33,7 +33,7 @@ from scripts.lib import quality
 from scripts.lib.bench import Bench, batch_flag, batch_suffix, in_drawn_order, parse_system_flags, system_flags
 from scripts.lib.experiment import Cell, Experiment, plural
 from scripts.lib.provenance import header
-from scripts.papers import compare_show as show
+from scripts.papers.compare_systems import show
 
 VERSION = 4
 REFERENCE = "on-demand"
