@@ -1,4 +1,4 @@
-"""Timed figures of README's results, in two runs hours apart. Those of systems are with their own table."""
+"""Timed figures of README's results, in two runs an hour apart. Those of systems are with their own table."""
 
 from __future__ import annotations
 

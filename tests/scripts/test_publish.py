@@ -129,10 +129,12 @@ def test_the_readme_has_the_systems_of_two_runs() -> None:
 
 
 def test_the_docs_say_how_many_medians_of_the_third_run_lie_within() -> None:
-    within = compare_runs.checked(_systems_runs(), 25, STATED_RUNS)
+    rows = _systems_runs()
+    within, alike = compare_runs.checked(rows, 25, STATED_RUNS), compare_runs.alike(rows, 25, STATED_RUNS)
     text = (publish.ROOT / "docs" / "measurements.md").read_text()
     assert len(within) >= 4
     assert f"**{sum(within.values())} of {len(within)} medians of the third run lie within**" in text
+    assert f"the two agree for {sum(alike.values())} of {len(alike)} systems" in text
 
 
 @pytest.mark.parametrize("name", sorted({file for table in TABLES.values() for file in table.files}))

@@ -47,6 +47,19 @@ def checked(rows: Rows, budget: int, runs: int) -> dict[str, bool]:
     }
 
 
+def alike(rows: Rows, budget: int, runs: int) -> dict[str, bool]:
+    """Each system: whether the median of each of the first `runs` lies within the own interval of each other one."""
+    files, found = files_of(rows)[:runs], ratios(rows)
+    return {
+        system: _alike([Interval.of(found[file, budget, system]) for file in files])
+        for system in stated_systems(rows, budget, runs)
+    }
+
+
+def _alike(of: list[Interval]) -> bool:
+    return all(one.median in other for one in of for other in of)
+
+
 def stated_systems(rows: Rows, budget: int, runs: int) -> list[str]:
     """Those that each of the first `runs` has."""
     found = ratios(rows)
@@ -90,7 +103,6 @@ def beside(rows: Rows) -> str:
         line = [system]
         for budget in budgets:
             of = [Interval.of(found[file, budget, system]) for file in files if (file, budget, system) in found]
-            apart = len(of) > 1 and not all(one.median in other for one in of for other in of)
-            line.append("; ".join(map(str, of)) + " **differ**" * apart)
+            line.append("; ".join(map(str, of)) + ("" if _alike(of) else " **differ**"))
         lines.append(line)
     return markdown(lines)

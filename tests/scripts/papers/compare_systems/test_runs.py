@@ -49,6 +49,11 @@ def test_the_runs_that_state_an_interval_lie_within_it() -> None:
     assert 0.55 == pytest.approx(runs.stated(RUNS, 25, "smoe", 2).median)
 
 
+def test_runs_are_alike_where_each_median_lies_within_the_others_interval() -> None:
+    assert runs.alike(RUNS, 25, 2) == {"on-demand": True, "smoe": False, "fate": True, "static": True}
+    assert runs.alike(RUNS, 25, 3) == {"on-demand": True, "smoe": False, "fate": False}
+
+
 def test_two_runs_differ_where_a_median_is_outside_the_others_interval() -> None:
     rows = [one for one in RUNS if one["file"] in "ab"] + [row("a", "smoe", around(0.4, 0.02), 50)]
     table = runs.beside(rows).splitlines()
