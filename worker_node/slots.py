@@ -22,7 +22,7 @@ class Slots:
             raise ConfigError(f"slots is {count}; allowed: 1, 2, ...")
         try:
             self._area = _area(count * round_up(slot_bytes), device)
-        except torch.OutOfMemoryError as error:
+        except (torch.OutOfMemoryError, OSError) as error:  # of a device; of the kernel
             raise LaunchError(
                 f"{device} has no room for {count} slots of {slot_bytes} bytes; take fewer ({error})"
             ) from error

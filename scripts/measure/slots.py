@@ -70,7 +70,8 @@ class Filled:
 
     def __init__(self, store: ExpertStore, memory: str, slots: str, buffers: list[torch.Tensor]) -> None:
         self.row: dict[str, Any] = {"memory": memory, "slots": slots, "huge": huge_share(buffers)}
-        self._buffers, self._loader, self._drawn = buffers, DiskLoader(store), random.Random(0)
+        # Each kind reads experts of its own, as the disk may have a cache.
+        self._buffers, self._loader, self._drawn = buffers, DiskLoader(store), random.Random(f"{memory} {slots}")
         self._experts = [(n, e) for n, layer in store.manifest.layers.items() for e in range(len(layer.blobs))]
 
     def read_s_per_gb(self) -> float:
@@ -91,6 +92,9 @@ class Filled:
                 functional.linear(row, matrix.view(-1, INPUTS))
         return (time.perf_counter() - began) / sum(matrix.nbytes for matrix in matrices) * 1e9
 
+    def close(self) -> None:
+        self._loader.close()
+
 
 def pieces(count: int, nbytes: int) -> list[torch.Tensor]:
     return [aligned_buffer(nbytes) for _ in range(count)]
@@ -109,14 +113,19 @@ def measured(store: ExpertStore, count: int, turns: int, held: int) -> list[dict
         Filled(store, "scattered", "pieces", pieces(count, nbytes)),
     ]
     found: dict[str, list[list[float]]] = {"read": [], "product": []}
-    for _ in range(turns):
-        found["read"].append([one.read_s_per_gb() for one in kinds])
-        found["product"].append([one.product_s_per_gb() for one in kinds])
+    for turn in range(turns):
+        order = [(turn + n) % len(kinds) for n in range(len(kinds))]
+        read = {at: kinds[at].read_s_per_gb() for at in order}
+        product = {at: kinds[at].product_s_per_gb() for at in order}
+        for of, times in (("read", read), ("product", product)):
+            found[of].append([times[at] for at in range(len(kinds))])
     area.close()
-    for of, turn in found.items():
+    for one in kinds:
+        one.close()
+    for of, every in found.items():
         for at, one in enumerate(kinds):
-            one.row[f"{of}_s_per_gb"] = statistics.median(times[at] for times in turn)
-            one.row[f"{of}_ratio"] = statistics.median(times[at] / times[0] for times in turn)
+            one.row[f"{of}_s_per_gb"] = statistics.median(turn_s[at] for turn_s in every)
+            one.row[f"{of}_ratio"] = statistics.median(turn_s[at] / turn_s[0] for turn_s in every)
     return [one.row | {"slot_bytes": nbytes, "count": count} for one in kinds]
 
 

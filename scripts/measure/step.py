@@ -131,8 +131,9 @@ def _one_layer(
 
 
 def _last(spans: list[Span], before: float) -> Span | None:
-    """The last of them that had begun by then; None where there are none."""
-    return spans[max(0, bisect.bisect_right([s.start for s in spans], before) - 1)] if spans else None
+    """The last of them that had begun by then; None where none had."""
+    at = bisect.bisect_right([s.start for s in spans], before)
+    return spans[at - 1] if at else None
 
 
 COLUMNS = (

@@ -38,7 +38,8 @@ class Calibration:
         self._into = aligned_buffer(max(HUGE, *self._sizes.values()))  # pages must not lie otherwise in another run
         self._drawn = random.Random(seed)
         self._row = torch.ones(1, SIDE, dtype=torch.bfloat16)
-        self._matrices = [torch.ones(SIDE, SIDE, dtype=torch.bfloat16) for _ in range(MATRICES)]
+        weights = aligned_buffer(2 * MATRICES * SIDE * SIDE).view(torch.bfloat16)
+        self._matrices = weights.fill_(1.0).view(MATRICES, SIDE, SIDE).unbind()
 
     def speeds(self) -> dict[str, float]:
         """`product_s`: seconds of a product, the median of `TURNS` times all of them. `read_s_per_gb`: seconds in which

@@ -80,7 +80,8 @@ def repeated(rows: Rows, budget: int, runs: int) -> str:
         lines.append([system, *line, str(whole), *(_within(of, whole) for of in later)])
     by_file = {row["file"]: row for row in rows if (row["system"], row["budget"]) == ("on-demand", budget)}
     for head, name, scale, form in SPEEDS:
-        texts = [f"{scale * by_file[file][name]:{form}}" for file in files]
+        known = [by_file[file].get(name) for file in files]
+        texts = ["-" if one is None else f"{scale * one:{form}}" for one in known]
         lines.append([head, *texts[:runs], "", *texts[runs:]])
     return markdown(lines)
 

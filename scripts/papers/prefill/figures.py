@@ -8,6 +8,7 @@ from typing import Any
 
 from scripts.lib.plots import AMBER, BLUE, DARK, PALE, PURPLE, RED, canvas
 from scripts.lib.tables import Column, Row, markdown_down, text_table
+from scripts.lib.timing.idleness import mark
 from scripts.lib.timing.intervals import Interval
 from scripts.papers.compare_systems import show
 from scripts.papers.prefill.variants import IN_FULL, IN_TURN, ON_HOST, REFERENCE, VARIANTS
@@ -46,6 +47,7 @@ def row_of(fixed: dict[str, Any], answers: list[dict[str, Any]], ratios: list[fl
             row[name] = statistics.median(one[name] for one in answers)
     if "others_cores" in answers[0]:
         row["others_cores"] = max(one["others_cores"] for one in answers)
+        row["ttft_others_cores"] = max(one.get("beside_cores", one["others_cores"]) for one in answers)
     return row
 
 
@@ -82,7 +84,8 @@ def wide(rows: list[dict[str, Any]]) -> str:
             if "ttft_s" not in row:
                 return None
             if "others_cores" in row:
-                return f"{row['ttft_s']:.2f}: {show.interval('ttft')(row)}"
+                part = show.interval("ttft")(row)
+                return f"{row['ttft_s']:.2f}" + (f": {part}" if part else mark(row["others_cores"]))
             return f"{row['ttft_s']:.3f} ({row['ttft_ratio']:.2f})" if "ttft_ratio" in row else f"{row['ttft_s']:.3f}"
 
         return Column(f"{length} tokens", found)

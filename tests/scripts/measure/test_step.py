@@ -23,9 +23,10 @@ def test_every_part_of_a_step_is_a_line() -> None:
     assert texts["their share of a step"] == "-"
 
 
-@pytest.mark.parametrize("loaded", [None, 0.5, 4.0])
+@pytest.mark.parametrize("loaded", [None, 0.5, 4.0, 7.0])
 def test_a_layers_path_with_an_expert_that_was_resident_before(loaded: float | None) -> None:
-    """Its load is in no trace: nothing waits for it. `loaded`: when a load of this trace ended."""
+    """Its load is in no trace: nothing waits for it. `loaded`: when a load of this trace ended; at 7 that of a later
+    stay, which began after the computation."""
     spans = [
         Span("main", "token", "0", 0.0, 1.0),
         Span("main", "token", "1", 1.0, 9.0),
@@ -36,7 +37,7 @@ def test_a_layers_path_with_an_expert_that_was_resident_before(loaded: float | N
         Span("main", "wait", "0", 2.0, 8.0),
     ]
     if loaded is not None:
-        spans.append(Span("worker 0", "load", "0.3", 0.25, loaded))
+        spans.append(Span("worker 0", "load", "0.3", 6.5 if loaded == 7.0 else 0.25, loaded))
     [found] = paths(spans)
     waits = 1.0 if loaded == 4.0 else 0.0
     expected = {"decide": 0.5, "out": 1.0, "load": waits, "hand": 2.0 - waits, "compute": 1.0, "back": 1.0, "wake": 1.0}

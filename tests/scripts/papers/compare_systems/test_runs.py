@@ -46,6 +46,7 @@ def test_the_runs_that_state_an_interval_lie_within_it() -> None:
     for system, medians in (("smoe", (0.5, 0.6)), ("fate", (0.5, 0.5))):
         found = runs.stated(RUNS, 25, system, 2)
         assert all(median in found for median in medians)
+        assert (found.low, found.high) == (pytest.approx(min(medians) - 0.02), pytest.approx(max(medians) + 0.02))
     assert 0.55 == pytest.approx(runs.stated(RUNS, 25, "smoe", 2).median)
 
 
