@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
 
 from scripts.doc_tables.table import Rows, Table
 from scripts.lib.tables import markdown
@@ -31,11 +31,11 @@ def pause(rows: Rows, name: str) -> float:
     return max(float(row[name]) for row in rows if row["killed"].startswith("worker"))
 
 
-def ratios(by_file: dict[str, Rows]) -> dict[str, list[list[float]]]:
+def ratios(rows_of: dict[str, Rows]) -> dict[str, list[list[float]]]:
     """What is shown -> its values in each run."""
 
-    def both(files: list[str], values: Any) -> list[list[float]]:
-        return [values(by_file[file]) for file in files]
+    def both(files: list[str], values: Callable[[Rows], list[float]]) -> list[list[float]]:
+        return [values(rows_of[file]) for file in files]
 
     return {
         "decoding over llama.cpp's, a quarter in memory": both(
@@ -51,11 +51,11 @@ def ratios(by_file: dict[str, Rows]) -> dict[str, list[list[float]]]:
     }
 
 
-def pauses(by_file: dict[str, Rows]) -> dict[str, list[float]]:
+def pauses(rows_of: dict[str, Rows]) -> dict[str, list[float]]:
     """What is shown -> seconds in each run."""
     return {
-        "longest pause when a worker is killed, s": [pause(by_file[file], "longest_gap_s") for file in KILLS],
-        "the same answers undisturbed, s": [pause(by_file[file], "longest_gap_calm_s") for file in KILLS],
+        "longest pause when a worker is killed, s": [pause(rows_of[file], "longest_gap_s") for file in KILLS],
+        "the same answers undisturbed, s": [pause(rows_of[file], "longest_gap_calm_s") for file in KILLS],
     }
 
 

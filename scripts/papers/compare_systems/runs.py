@@ -10,7 +10,7 @@ from scripts.lib.timing.intervals import Interval
 
 Rows = Sequence[dict[str, Any]]
 """Of several runs, in their order; `file`: of which one a row is."""
-SPEEDS = (
+MACHINE = (
     ("*on-demand, ms a token*", "tpot_s", 1e3, ".1f"),
     ("*processor: a product, µs*", "product_s", 1e6, ".0f"),
     ("*disk: a gigabyte of experts, s*", "read_s_per_gb", 1.0, ".2f"),
@@ -79,7 +79,7 @@ def repeated(rows: Rows, budget: int, runs: int) -> str:
         later = [found.get((file, budget, system)) for file in files[runs:]]
         lines.append([system, *line, str(whole), *(_within(of, whole) for of in later)])
     by_file = {row["file"]: row for row in rows if (row["system"], row["budget"]) == ("on-demand", budget)}
-    for head, name, scale, form in SPEEDS:
+    for head, name, scale, form in MACHINE:
         known = [by_file[file].get(name) for file in files]
         texts = ["-" if one is None else f"{scale * one:{form}}" for one in known]
         lines.append([head, *texts[:runs], "", *texts[runs:]])

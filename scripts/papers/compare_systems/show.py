@@ -106,7 +106,7 @@ def ratio(name: str, pairs: Pairs) -> dict[str, Any]:
     short = name[:4]
     by_prompt = [middle(over(name, one, near) for one, near in of) for of in pairs.values()]
     known = [one for one in by_prompt if one is not None]
-    cores = max(_others_cores(pairs), default=None)
+    cores = max(others_cores(pairs), default=None)
     busy = {} if cores is None else {f"{short}_others_cores": cores}
     if len(known) < len(by_prompt) or not known:
         return busy | {f"{short}_ratio": None, f"{short}_ratio_low": None, f"{short}_ratio_high": None}
@@ -115,7 +115,7 @@ def ratio(name: str, pairs: Pairs) -> dict[str, Any]:
     return busy | {f"{short}_ratio": interval.median, **bounds, f"{short}_ratio_by_prompt": known}
 
 
-def _others_cores(pairs: Pairs) -> Iterator[float]:
+def others_cores(pairs: Pairs) -> Iterator[float]:
     """Of the answers and of those that they are divided by."""
     for of in pairs.values():
         for one, near in of:

@@ -169,8 +169,7 @@ def measured(bench: Bench, run: Experiment, args: Any) -> list[dict[str, Any]]:
                 far = 2 if name == REFERENCE else 1
                 for one, near in pairs_of(found[name, n], found.get((REFERENCE, n), {}), far):
                     answers.append(one | {"ttft_s": one["ttft_s"] / times} if "ttft_s" in one else one)
-                    busy = [each["others_cores"] for each in (one, *near) if "others_cores" in each]
-                    answers[-1] |= {"beside_cores": max(busy, default=0.0)}
+                    answers[-1] |= {"beside_cores": max(figures.show.others_cores({n: [(one, near)]}), default=0.0)}
                     ratios.append(figures.show.over("ttft_s", one, near) if "ttft_s" in one else None)
             made.append(figures.row_of(_fixed(args, name, length), answers, ratios))
     return made
