@@ -10,7 +10,6 @@ from typing import Any, Generic, TypeVar
 from scheduler.alignment import AT_ONCE, LATE
 from scheduler.errors import ConfigError
 from scheduler.policies.baselines.hobbit import Mixed, Multidimensional, Stacked
-from scheduler.policies.baselines.hybrimoe import Hybrid, Impact, RecentScore
 from scheduler.policies.baselines.mixtral_offloading import NextGate
 from scheduler.policies.placement import Balance, DeviceOnly, HostOnly, Placement, PrefillPipeline, ResidentOnly
 from scheduler.policies.precision import FULL, INT2, INT4, Full, Popular, Precision, Uniform
@@ -21,7 +20,6 @@ from scheduler.policies.residency.arc import ARC, ShallowARC
 from scheduler.policies.residency.base import Cacheless, Everything, Residency
 from scheduler.policies.residency.lrfu import LRFU
 from scheduler.policies.residency.lru import LFU, LRU, Static
-from scheduler.policies.residency.scores import ScoreWindow
 from scheduler.policies.residency.shares import Shares
 from scheduler.policies.routers import ExpertCache, Router, TopK
 from scheduler.policies.strategy import Strategy
@@ -63,7 +61,7 @@ PREDICTORS: dict[str, Choice[Predictor]] = {
     "cross-layer": Choice("Cross-layer gate above a percentile (Fate 4.2)", lambda shape, c: CrossLayer(shape)),
     "impact": Choice(
         "Gates of three layers, by hidden load time (HybriMoE)",
-        lambda shape, c: Impact(shape, **_given(prefetch=c.prefetch)),
+        lambda shape, c: _from("baselines.hybrimoe").Impact(shape, **_given(prefetch=c.prefetch)),
         ("prefetch",),
     ),
     "next-layer": Choice(
@@ -106,8 +104,12 @@ RESIDENCIES: dict[str, Choice[Residency]] = {
     "arc": Choice("ARC over the experts of all layers", lambda shape, c: ARC(shape)),
     "static": Choice("What the first prompt used most stays for good", lambda shape, c: Static(shape)),
     "shallow-arc": Choice("The first layers whole, ARC in the others (Fate 4.4)", lambda shape, c: ShallowARC(shape)),
-    "score": Choice("The lowest mean score leaves (Importance 5.3)", lambda shape, c: ScoreWindow(shape)),
-    "mrs": Choice("The lowest smoothed score leaves (HybriMoE)", lambda shape, c: RecentScore(shape)),
+    "score": Choice(
+        "The lowest mean score leaves (Importance 5.3)", lambda shape, c: _from("residency.scores").ScoreWindow(shape)
+    ),
+    "mrs": Choice(
+        "The lowest smoothed score leaves (HybriMoE)", lambda shape, c: _from("baselines.hybrimoe").RecentScore(shape)
+    ),
     "multidimensional": Choice(
         "LRU, LFU, LHU and layer distance, weighed (HOBBIT 3.4)", lambda shape, c: Multidimensional(shape)
     ),
@@ -147,7 +149,9 @@ PLACEMENTS: dict[str, Choice[Placement]] = {
     "resident": Choice("Resident experts on the device, the others on the host", lambda shape, c: ResidentOnly()),
     "balance": Choice("Balanced between device and host (Importance, Alg. 2)", lambda shape, c: Balance()),
     "split": Choice("Split in prefill, then misses on the host (SMOE, Alg. 1)", lambda shape, c: PrefillPipeline()),
-    "hybrid": Choice("Greedy schedule of device and host (HybriMoE)", lambda shape, c: Hybrid()),
+    "hybrid": Choice(
+        "Greedy schedule of device and host (HybriMoE)", lambda shape, c: _from("baselines.hybrimoe").Hybrid()
+    ),
 }
 PRECISIONS: dict[str, Choice[Precision]] = {
     "full": Choice("As the store has them", lambda shape, c: Full()),

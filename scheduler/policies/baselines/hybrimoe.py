@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
+import numpy as np
+
 from scheduler.policies.placement import Costs
 from scheduler.policies.predictors.base import Forecast, Foresight, Scores, Silent
 from scheduler.policies.predictors.ranking import popularity
-from scheduler.policies.residency.scores import Scored
+from scheduler.policies.residency.scores import Scored, Values
 from scheduler.types import ModelShape, Visit
 
 ALPHA = 0.1
@@ -155,11 +157,13 @@ class RecentScore(Scored):
         super().__init__(shape)
         self.top = 2 * shape.top_k
 
-    def _row(self, row: Sequence[float]) -> Sequence[float]:
-        best = set(sorted(range(len(row)), key=lambda number: (-row[number], number))[: self.top])
-        return [share if number in best else 0.0 for number, share in enumerate(super()._row(row))]
+    def _shares(self, scores: Values) -> Values:
+        shares = super()._shares(scores)
+        best = np.argsort(-shares, axis=1, kind="stable")[:, : self.top]
+        kept = np.zeros_like(shares)
+        np.put_along_axis(kept, best, np.take_along_axis(shares, best, axis=1), axis=1)
+        return kept
 
-    def _revalue(self, layer: int, shares: Sequence[float]) -> None:
-        self.value[layer] = [
-            ALPHA * new + (1 - ALPHA) * old for new, old in zip(shares, self.value[layer], strict=True)
-        ]
+    def _revalued(self, layer: int, shares: Values) -> Values:
+        values: Values = ALPHA * shares + (1 - ALPHA) * np.array(self.value[layer])
+        return values

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
+
+import numpy as np
+from numpy.typing import NDArray
 
 from scheduler.policies.predictors.base import Scores
 from scheduler.policies.residency.base import Cacheless, ChosenByGates
 from scheduler.types import ExpertId, ModelShape, Visit
 
+Values = NDArray[np.float64]
 WINDOW = 32
 """Importance, 5.3: iterations over which scores are averaged. The paper leaves n open; on the demo model more is
 better."""
@@ -28,23 +32,24 @@ class Scored(Cacheless):
     def __init__(self, shape: ModelShape) -> None:
         self.shape = shape
         self.counts = {layer: shape.count(ordinal) for ordinal, layer in enumerate(shape.layers)}
-        self.value: dict[int, Sequence[float]] = {layer: [1 / count] * count for layer, count in self.counts.items()}
+        self.value: dict[int, list[float]] = {layer: [1 / count] * count for layer, count in self.counts.items()}
         """Layer -> one value an expert."""
 
-    def _revalue(self, layer: int, shares: Sequence[float]) -> None:
-        """A gate has fired. `shares`: each expert's mean share of a row's scores."""
+    def _revalued(self, layer: int, shares: Values) -> Values:
+        """A gate has fired: the layer's new values. `shares` [experts]: each expert's mean share of a row's scores."""
         raise NotImplementedError
 
-    def _row(self, row: Sequence[float]) -> Sequence[float]:
-        """Each expert's share of a row's scores."""
-        total = sum(row)
-        return [score / total for score in row] if total > 0 else row
+    def _shares(self, scores: Values) -> Values:
+        """Each expert's share of its row's scores, [rows, experts]."""
+        totals = scores.sum(axis=1, keepdims=True)
+        shares: Values = np.divide(scores, totals, out=scores.copy(), where=totals > 0)
+        return shares
 
     def observed(self, visit: Visit, rows: Mapping[int, int], scores: Scores, prefill: bool) -> None:
         if not scores:
             scores = (tuple(float(rows.get(number, 0)) for number in range(self.counts[visit.layer])),)
-        shares = [self._row(row) for row in scores]
-        self._revalue(visit.layer, [sum(column) / len(shares) for column in zip(*shares, strict=True)])
+        shares = self._shares(np.asarray(scores, dtype=np.float64)).mean(axis=0)
+        self.value[visit.layer] = self._revalued(visit.layer, shares).tolist()
 
     def keeps(self, worker: int, expert: ExpertId, predicted: bool) -> bool:
         return True
@@ -67,13 +72,14 @@ class ScoreWindow(Scored):
 
     def __init__(self, shape: ModelShape, window: int = WINDOW) -> None:
         super().__init__(shape)
-        self._recent: dict[int, deque[Sequence[float]]] = {layer: deque(maxlen=window) for layer in shape.layers}
+        self._recent: dict[int, deque[Values]] = {layer: deque(maxlen=window) for layer in shape.layers}
         self._shield = ChosenByGates()
 
-    def _revalue(self, layer: int, shares: Sequence[float]) -> None:
+    def _revalued(self, layer: int, shares: Values) -> Values:
         recent = self._recent[layer]
         recent.append(shares)
-        self.value[layer] = [sum(column) / len(recent) for column in zip(*recent, strict=True)]
+        values: Values = np.mean(recent, axis=0)
+        return values
 
     def observed(self, visit: Visit, rows: Mapping[int, int], scores: Scores, prefill: bool) -> None:
         super().observed(visit, rows, scores, prefill)

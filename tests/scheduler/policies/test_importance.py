@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 from collections import Counter
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scheduler.policies.importance import importance_of, shares, top_k
+from scheduler.policies.importance import LayerImportance, importance_of, shares
 from scheduler.policies.precision import Importance
+from scheduler.policies.predictors.base import Scores
 
 ROWS = st.lists(st.lists(st.integers(0, 20), min_size=5, max_size=5), min_size=1, max_size=6)
-
-
-@given(row=st.lists(st.integers(0, 5), min_size=1, max_size=9), k=st.integers(1, 4))
-def test_the_best_of_a_row_are_those_that_a_stable_sort_puts_first(row: list[int], k: int) -> None:
-    scores = tuple(float(score) for score in row)
-    assert top_k(scores, k) == [e for _, e in sorted((-score, e) for e, score in enumerate(scores))][:k]
 
 
 def test_a_share_is_what_more_popular_ones_have_of_all_rows() -> None:
@@ -69,8 +65,29 @@ def test_means_and_places_are_those_of_counting(rows: list[list[int]], k: int) -
     best = [sorted(range(5), key=lambda e, row=row: (-row[e], e))[:k] for row in scores]
     wants = importance_of(scores, k, False)
     assert dict(wants.rows) == dict(Counter(e for row in best for e in row))
-    for expert in {e for row in best for e in row}:
+    _count(wants, scores, best)
+
+
+@given(data=st.data(), rows=ROWS)
+def test_rows_may_have_chosen_other_experts_than_their_best_and_other_numbers_of_them(data: Any, rows: Any) -> None:
+    scores = tuple(tuple(float(s) for s in row) for row in rows)
+    of_row = st.lists(st.integers(0, 4), min_size=1, max_size=5, unique=True)
+    chosen = [data.draw(of_row) for _ in rows]
+    counted = dict(Counter(e for row in chosen for e in row))
+    wants = importance_of(scores, 2, False, counted, tuple(map(tuple, chosen)))
+    best = [sorted(of, key=lambda e, row=row: (-row[e], e)) for row, of in zip(scores, chosen, strict=True)]
+    _count(wants, scores, best)
+
+
+def _count(wants: LayerImportance, scores: Scores, best: list[list[int]]) -> None:
+    """`best`: each row's experts, best first."""
+    named = {e for row in best for e in row}
+    assert set(wants.score) == set(wants.rank) == set(wants.better) == named
+    for expert in named:
         mine = [(row, chosen) for row, chosen in zip(scores, best, strict=True) if expert in chosen]
         said = wants.of(expert)
         assert said.score == pytest.approx(sum(row[expert] for row, _ in mine) / len(mine))
         assert said.rank == min(chosen.index(expert) for _, chosen in mine)
+        before = [sum(row[e] for e in chosen[: chosen.index(expert)]) for row, chosen in mine]
+        whole = [sum(row[e] for e in chosen) for row, chosen in mine]
+        assert said.better == pytest.approx(min(b / w if w else 0.0 for b, w in zip(before, whole, strict=True)))
