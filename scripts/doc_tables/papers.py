@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
+from scripts.doc_tables.readme import STATED_RUNS
 from scripts.doc_tables.table import Rows, Table, across, down, named, pivot
 from scripts.lib.tables import Column, Row, markdown_down
 from scripts.papers import ablation_systems, prediction_show, recall
@@ -15,9 +16,7 @@ from scripts.papers.routing import __main__ as routing
 from scripts.simulated import fits
 
 BUDGETS = (10, 25, 50)
-SYSTEMS_RUNS = ("compare_systems", "compare_systems-run2", "compare_systems-run3")
-STATED_RUNS = 2
-"""The first so many state README's intervals; the rest are to lie within them."""
+SYSTEMS_RUNS = ("compare_systems", "compare_systems-run2", "compare_systems-run3", "compare_systems-run4")
 MODELS = ("many-moe", "fine-moe", "demo-moe", "deep-moe")
 STEPS = named(
     ablation_systems.COLUMNS,

@@ -1,4 +1,4 @@
-"""Timed figures of README's results, in two runs an hour apart. Those of systems are with their own table."""
+"""Timed figures of README's results, in several runs. Those of systems are with their own table."""
 
 from __future__ import annotations
 
@@ -7,9 +7,12 @@ from collections.abc import Callable
 from scripts.doc_tables.table import Rows, Table
 from scripts.lib.tables import markdown
 from scripts.lib.timing.intervals import Interval
+from scripts.papers.compare_systems.runs import outside
 from scripts.peers.figures import CAPPED, FITS
 
-PEERS, DRAFTS, KILLS = (f"{of} {of}-run2".split() for of in ("peers", "drafts", "kills"))
+STATED_RUNS = 2
+"""The first so many state README's intervals; the rest are to lie within them."""
+PEERS, DRAFTS, KILLS = (f"{of} {of}-run2 {of}-run3".split() for of in ("peers", "drafts", "kills"))
 FILES = [*PEERS, *DRAFTS, *KILLS]
 
 
@@ -34,25 +37,25 @@ def pause(rows: Rows, name: str) -> float:
 def ratios(rows_of: dict[str, Rows]) -> dict[str, list[list[float]]]:
     """What is shown -> its values in each run."""
 
-    def both(files: list[str], values: Callable[[Rows], list[float]]) -> list[list[float]]:
+    def each(files: list[str], values: Callable[[Rows], list[float]]) -> list[list[float]]:
         return [values(rows_of[file]) for file in files]
 
     return {
-        "decoding over llama.cpp's, a quarter in memory": both(
+        "decoding over llama.cpp's, a quarter in memory": each(
             PEERS, lambda rows: over_peer(rows, "llama.cpp", CAPPED)
         ),
-        "decoding over accelerate's, a quarter in memory": both(
+        "decoding over accelerate's, a quarter in memory": each(
             PEERS, lambda rows: over_peer(rows, "accelerate", CAPPED)
         ),
-        "decoding over Transformers', everything in memory": both(
+        "decoding over Transformers', everything in memory": each(
             PEERS, lambda rows: over_peer(rows, "Transformers eager", FITS)
         ),
-        "`--draft auto` over every expert in memory": both(DRAFTS, drafted),
+        "`--draft auto` over every expert in memory": each(DRAFTS, drafted),
     }
 
 
 def pauses(rows_of: dict[str, Rows]) -> dict[str, list[float]]:
-    """What is shown -> seconds in each run."""
+    """What is shown -> seconds in each run. README states the longest of all."""
     return {
         "longest pause when a worker is killed, s": [pause(rows_of[file], "longest_gap_s") for file in KILLS],
         "the same answers undisturbed, s": [pause(rows_of[file], "longest_gap_calm_s") for file in KILLS],
@@ -63,14 +66,30 @@ def by_file(rows: Rows) -> dict[str, Rows]:
     return {file: [row for row in rows if row["file"] == file] for file in FILES}
 
 
+def stated(runs: list[list[float]]) -> Interval:
+    """What README states of a ratio's runs."""
+    return Interval.over_runs(runs[:STATED_RUNS])
+
+
 def table(rows: Rows) -> str:
-    """In Markdown: a line a figure, a column a run."""
-    lines = [["figure", "run 1", "run 2", "stated"]]
+    """In Markdown: a line a figure, a column a run; behind what the first ones state, those that are to lie within."""
+    heads = [f"run {number + 1}" for number in range(len(PEERS))]
+    lines = [["figure", *heads[:STATED_RUNS], "stated", *heads[STATED_RUNS:]]]
     for name, runs in ratios(by_file(rows)).items():
-        lines.append([name, *(str(Interval.of(run)) for run in runs), str(Interval.over_runs(runs))])
+        later = [outside(Interval.of(run), stated(runs)) for run in runs[STATED_RUNS:]]
+        lines.append([name, *(str(Interval.of(run)) for run in runs[:STATED_RUNS]), str(stated(runs)), *later])
     for name, seconds in pauses(by_file(rows)).items():
-        lines.append([name, *(f"{one:.2f}" for one in seconds), f"{max(seconds):.2f} at most"])
+        texts = [f"{one:.2f}" for one in seconds]
+        lines.append([name, *texts[:STATED_RUNS], f"{max(seconds):.2f} at most", *texts[STATED_RUNS:]])
     return markdown(lines)
+
+
+def kept(rows_of: dict[str, Rows]) -> dict[str, bool]:
+    """Each ratio: whether the medians of its later runs lie within what README states."""
+    return {
+        name: all(Interval.of(run).median in stated(runs) for run in runs[STATED_RUNS:])
+        for name, runs in ratios(rows_of).items()
+    }
 
 
 TABLES = {"readme": Table(" ".join(FILES), table)}

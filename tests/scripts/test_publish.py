@@ -12,9 +12,9 @@ import pytest
 
 from scripts import publish
 from scripts.doc_tables import readme
-from scripts.doc_tables.papers import STATED_RUNS, SYSTEMS_RUNS
+from scripts.doc_tables.papers import SYSTEMS_RUNS
+from scripts.doc_tables.readme import STATED_RUNS
 from scripts.doc_tables.tables import TABLES
-from scripts.lib.timing.intervals import Interval
 from scripts.papers.compare_systems import runs as compare_runs
 
 PAGES_TEXT = "".join(page.read_text() for page in publish.PAGES)
@@ -61,7 +61,7 @@ def _timed() -> dict[str, list[dict[str, Any]]]:
     return {file: publish.load(file)["rows"] for file in readme.FILES}
 
 
-def test_the_readme_states_what_both_runs_hold() -> None:
+def test_the_readme_states_what_the_first_two_runs_hold() -> None:
     runs = readme.ratios(_timed())
     peers, drafts = _said("Beside other engines"), _said("Drafts")
     ratio = re.compile(r"(\d\S* \(\S+ to \S+\)) (?:times|of) (llama\.cpp|accelerate|Transformers)")
@@ -69,18 +69,27 @@ def test_the_readme_states_what_both_runs_hold() -> None:
     assert sorted(said) == ["Transformers", "accelerate", "llama.cpp"]
     for peer, of in said.items():
         [found] = [values for name, values in runs.items() if name.startswith(f"decoding over {peer}")]
-        assert of == str(Interval.over_runs(found)), peer
+        assert of == str(readme.stated(found)), peer
     [found] = [values for name, values in runs.items() if "--draft auto" in name]
-    assert f"decodes {Interval.over_runs(found)} times as fast" in drafts
+    assert f"decodes {readme.stated(found)} times as fast" in drafts
 
 
-def test_the_runs_of_the_readme_are_of_one_machine_and_about_an_hour_apart() -> None:
+def test_the_runs_of_the_readme_are_of_one_machine_and_hours_apart() -> None:
     for files in (readme.PEERS, readme.DRAFTS, readme.KILLS, SYSTEMS_RUNS):
         facts = [publish.load(file) for file in files]
         assert len({one["machine"] for one in facts}) == 1
         first, second, *later = (datetime.strptime(one["when"], "%Y-%m-%d %H:%M") for one in facts)
         assert second - first >= timedelta(minutes=55), files
+        assert max(later) - first >= timedelta(hours=2), files
         assert all(one > second for one in later), files
+
+
+def test_the_readme_says_how_many_of_its_ratios_a_later_run_found_again() -> None:
+    kept = readme.kept(_timed())
+    later = compare_runs.checked(_systems_runs(), 25, STATED_RUNS)[-1]
+    own = {one: later[one] for one in ("smoe", "importance", "fate")}
+    found, all_of = sum(kept.values()) + sum(own.values()), len(kept) + len(own)
+    assert f"{found} of {all_of} ratios lie within" in publish.PAGES[0].read_text()
 
 
 def test_the_readme_has_the_loads_recall_and_pauses_of_the_data() -> None:
@@ -116,12 +125,14 @@ def test_the_readme_has_the_systems_of_two_runs() -> None:
     assert said == stated
 
 
-def test_the_docs_say_how_many_medians_of_the_third_run_lie_within() -> None:
+def test_the_docs_say_how_many_medians_of_later_runs_lie_within() -> None:
     rows = _systems_runs()
-    within, alike = compare_runs.checked(rows, 25, STATED_RUNS), compare_runs.alike(rows, 25, STATED_RUNS)
+    (third, fourth), alike = compare_runs.checked(rows, 25, STATED_RUNS), compare_runs.alike(rows, 25, STATED_RUNS)
     text = (publish.ROOT / "docs" / "measurements.md").read_text()
-    assert len(within) >= 4
-    assert f"**{sum(within.values())} of {len(within)} medians of the third run lie within**" in text
+    assert len(third) >= 4
+    assert len(fourth) == len(alike)
+    assert f"**{sum(fourth.values())} of {len(fourth)} medians of run 4 lie within**" in text
+    assert f"{sum(third.values())} of {len(third)} of run 3" in text
     assert f"the two agree for {sum(alike.values())} of {len(alike)} systems" in text
 
 

@@ -37,14 +37,17 @@ def stated(rows: Rows, budget: int, system: str, runs: int) -> Interval:
     return Interval.over_runs(found[file, budget, system] for file in files_of(rows)[:runs])
 
 
-def checked(rows: Rows, budget: int, runs: int) -> dict[str, bool]:
-    """Each system of the runs after the first `runs`: whether its median lies within what those state."""
+def checked(rows: Rows, budget: int, runs: int) -> list[dict[str, bool]]:
+    """Of each run after the first `runs`, its systems: whether the median lies within what those state."""
     files, found = files_of(rows), ratios(rows)
-    return {
-        system: all(Interval.of(one).median in stated(rows, budget, system, runs) for one in later)
-        for system in stated_systems(rows, budget, runs)
-        if (later := [found[file, budget, system] for file in files[runs:] if (file, budget, system) in found])
-    }
+    return [
+        {
+            system: Interval.of(found[file, budget, system]).median in stated(rows, budget, system, runs)
+            for system in stated_systems(rows, budget, runs)
+            if (file, budget, system) in found
+        }
+        for file in files[runs:]
+    ]
 
 
 def alike(rows: Rows, budget: int, runs: int) -> dict[str, bool]:
@@ -77,7 +80,8 @@ def repeated(rows: Rows, budget: int, runs: int) -> str:
         whole = stated(rows, budget, system, runs)
         line = [str(Interval.of(found[file, budget, system])) for file in files[:runs]]
         later = [found.get((file, budget, system)) for file in files[runs:]]
-        lines.append([system, *line, str(whole), *(_within(of, whole) for of in later)])
+        cells = ("-" if of is None else outside(Interval.of(of), whole) for of in later)
+        lines.append([system, *line, str(whole), *cells])
     by_file = {row["file"]: row for row in rows if (row["system"], row["budget"]) == ("on-demand", budget)}
     for head, name, scale, form in MACHINE:
         known = [by_file[file].get(name) for file in files]
@@ -86,10 +90,8 @@ def repeated(rows: Rows, budget: int, runs: int) -> str:
     return markdown(lines)
 
 
-def _within(ratios: list[float] | None, whole: Interval) -> str:
-    if ratios is None:
-        return "-"
-    found = Interval.of(ratios)
+def outside(found: Interval, whole: Interval) -> str:
+    """A cell: marked where the median is not within what is stated."""
     return f"{found}{'' if found.median in whole else ' **outside**'}"
 
 

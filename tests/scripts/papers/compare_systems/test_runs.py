@@ -35,7 +35,7 @@ def test_a_later_run_outside_of_what_the_first_two_state_is_named() -> None:
         "| fate | 0.50 (0.48 to 0.52) | 0.50 (0.48 to 0.52) | 0.50 (0.48 to 0.52) | 0.60 (0.58 to 0.62) **outside** |"
     )
     assert fate in table
-    assert runs.checked(RUNS, 25, 2) == {"on-demand": True, "smoe": True, "fate": False}
+    assert runs.checked(RUNS, 25, 2) == [{"on-demand": True, "smoe": True, "fate": False}]
     assert not any("eap" in line for line in table), "a system of one run alone is not compared"
     assert table[-4].startswith("| static | ")
     assert table[-4].endswith(" | - |"), "the third run had not all of them"
