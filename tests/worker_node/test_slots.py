@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scheduler.errors import ConfigError, DeadlineError
+from scheduler.errors import ConfigError, DeadlineError, LaunchError
 from scheduler.types import ExpertId
 from worker_node.slots import Slots
 
@@ -53,6 +53,11 @@ def test_slots_lie_in_one_area() -> None:
 def test_no_slots(count: int) -> None:
     with pytest.raises(ConfigError, match=f"slots is {count}"):
         Slots(count, 100)
+
+
+def test_slots_that_the_kernel_has_no_room_for() -> None:
+    with pytest.raises(LaunchError, match=f"cpu has no room for {1 << 20} slots of {1 << 40} bytes; take fewer"):
+        Slots(1 << 20, 1 << 40)
 
 
 def test_releasing_what_is_free_changes_nothing() -> None:
