@@ -52,7 +52,8 @@ def shares(rows: Mapping[int, int]) -> dict[int, float]:
 def importance_of(
     scores: Scores, k: int, prefill: bool, rows: Mapping[int, int] | None = None, chosen: Chosen = ()
 ) -> LayerImportance:
-    """`rows`: the gate's choice, expert -> its rows. None: the gate has not fired, and each row needs its k best.
+    """`scores`: rows of one length, or none. `rows`: the gate's choice, expert -> its rows. None: the gate has not
+    fired, and each row needs its k best.
 
     `chosen`: each row's experts, where they are known. Not all families choose by these scores alone.
     """
@@ -74,10 +75,15 @@ def importance_of(
     np.minimum.at(better, experts, before[there])
     named = np.flatnonzero(counts)
     means = np.bincount(experts, values[there], size)[named] / counts[named]
-    needed, mean, first, least = (
-        dict(zip(named.tolist(), of.tolist(), strict=True)) for of in (counts[named], means, rank[named], better[named])
+
+    def by_expert(values: Any) -> dict[int, Any]:
+        """`values`: one for each of `named`."""
+        return dict(zip(named.tolist(), values.tolist(), strict=True))
+
+    needed = by_expert(counts[named]) if rows is None else rows
+    return LayerImportance(
+        prefill, rows is None, needed, by_expert(means), by_expert(rank[named]), by_expert(better[named])
     )
-    return LayerImportance(prefill, rows is None, needed if rows is None else rows, mean, first, least)
 
 
 def _best(table: Any, k: int, chosen: Chosen) -> tuple[Any, Any]:
@@ -90,7 +96,7 @@ def _best(table: Any, k: int, chosen: Chosen) -> tuple[Any, Any]:
         return best, np.ones(best.shape, dtype=bool)
     lengths = np.array([len(row) for row in chosen])
     there = np.arange(lengths.max()) < lengths[:, None]
-    experts = np.full(there.shape, table.shape[1] - 1)
+    experts = np.full(there.shape, table.shape[1] - 1)  # the places that a row lacks stay last when sorted
     experts[there] = list(itertools.chain.from_iterable(chosen))
     experts.sort(axis=1)
     scores = np.where(there, np.take_along_axis(table, experts, axis=1), -np.inf)

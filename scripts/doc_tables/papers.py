@@ -40,8 +40,16 @@ def _whole_and_ends(rows: Rows) -> str:
     return markdown_down(routing.COLUMNS, shown)
 
 
+def _case(row: Row) -> str:
+    return f"{row['case']}: {row['is']}"
+
+
+def _spread(row: Row) -> str:
+    return f"{row['decode_tokens_per_s']:.2f} ± {row['deviation']:.2f}"
+
+
 def _periods(row: Row) -> str:
-    if row["predictor"] != "sep":
+    if row.get("predictor", "sep") != "sep":
         return "no shadow"
     return ", ".join(str(row[of]) if row[of] else "never" for of in ("token_period", "kv_period"))
 
@@ -58,6 +66,26 @@ TABLES = {
     "fits": Table(
         "fits",
         across(fits.COLUMNS[2:], lambda row: f"{1e3 * row['load_s']:g} and {1e3 * row['shadow_layer_s']:g} ms"),
+    ),
+    "ablation": Table("ablation", pivot(Column("case", _case), Column("how", "how"), Column("tokens/s", _spread))),
+    **{
+        f"sweep_alignment-{shadow}": Table(
+            f"sweep_alignment-{shadow}",
+            pivot(
+                Column("token, KV rows aligned every", _periods),
+                Column("profile", "profile"),
+                Column("tokens/s", lambda row: f"{row['decode_tokens_per_s']:.2f} ({row['recall']:.1%})"),
+            ),
+        )
+        for shadow in ("int8", "nf4")
+    },
+    "sweep_minibatch": Table(
+        "sweep_minibatch",
+        pivot(
+            Column("rows", "mini_batch"),
+            Column("prompt", lambda row: f"{row['prompt_tokens']} tokens, {row['prefill']}"),
+            Column("TTFT", "ttft_s", ".2f"),
+        ),
     ),
     "prefill": Table("prefill-simulated", prefill.wide),
     "prefill-disk": Table("prefill-disk", prefill.wide),
@@ -81,6 +109,10 @@ TABLES = {
         )
         for budget in (60, 80)
     },
+    "prefill-disk-runs": Table(
+        "prefill-disk-earlier prefill-disk",
+        partial(compare_runs.beside, short="ttft", across="prompt_tokens", head="{} tokens"),
+    ),
     "compare_systems-runs": Table(" ".join(SYSTEMS_RUNS), partial(compare_runs.repeated, budget=25, runs=STATED_RUNS)),
     "compare_systems-scattered": Table("compare_systems compare_systems-scattered", compare_runs.beside),
     **{

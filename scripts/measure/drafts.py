@@ -28,6 +28,7 @@ from scripts.lib.flags import positive, script_parser
 from scripts.lib.paths import ROOT
 from scripts.lib.provenance import header, save_rows
 from scripts.lib.tables import Column, text_table
+from scripts.lib.timing.idleness import Others
 
 BAD = Sampling(temperature=4.0, top_k=0, seed=1)
 
@@ -97,7 +98,8 @@ class Bench:
         try:
             prompts = self._prompts(case.requests, number)
             cluster.generate(prompts[0], 2, ignore_eos=True).close()  # the shadow is there from now on
-            rate, reports = decode(cluster, prompts, args.tokens, case.sampling)
+            with Others() as others:
+                rate, reports = decode(cluster, prompts, args.tokens, case.sampling)
         finally:
             cluster.close()
         drafted, accepted = (sum(getattr(one, name) for one in reports) for name in ("drafted", "accepted"))
@@ -109,6 +111,7 @@ class Bench:
             "accepted": accepted / drafted if drafted else None,
             "loads_a_token": sum(one.loads - one.prefill_loads for one in reports) / decoded,
             "recall": statistics.fmean(one.recall for one in reports) if reports[0].recall is not None else None,
+            "others_cores": others.cores,
         }
 
     def _prompts(self, count: int, number: int) -> list[list[int]]:

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from dataclasses import replace
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -115,12 +116,16 @@ def serve(file: int) -> None:
     """The process: makes the engine that it is sent, then answers tasks until the pipe is closed."""
     pipe = Connection(file)
     engine: Engine = pipe.recv()  # before any library is imported
+    from scripts.lib.timing.idleness import Others
     from scripts.peers.engines import make_engine
 
     made = make_engine(engine)
     with contextlib.suppress(EOFError, ConnectionError):
         while True:
-            pipe.send(made.answer(pipe.recv()))
+            task = pipe.recv()
+            with Others() as others:
+                turn = made.answer(task)
+            pipe.send(replace(turn, others_cores=others.cores))
     made.close()
     os._exit(0)  # threads of a library that are left do not hold it up
 

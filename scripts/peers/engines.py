@@ -71,6 +71,8 @@ class Turn:
     named: int | None = None
     """Of `OURS`: experts that the continuation's gates chose. `hits` of them were in a slot."""
     exact: bool | None = None
+    others_cores: float = 0.0
+    """Cores that other processes used meanwhile, on average."""
 
 
 class Steps:

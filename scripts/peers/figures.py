@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from scripts.lib.experiment import Cell
+from scripts.lib.timing.idleness import mark
 from scripts.lib.timing.intervals import Interval
 from scripts.peers.engines import ACCELERATE, EAGER, LLAMA
 
@@ -63,8 +64,8 @@ def spread(values: Sequence[float]) -> dict[str, Any]:
 
 
 def said(ratio: dict[str, Any]) -> str:
-    """What `spread` gave, `1.19 (1.18 to 1.20)`."""
-    return str(Interval.of(ratio["turns"]))
+    """What `spread` gave, `1.19 (1.18 to 1.20)`, and a * where others used the processor meanwhile."""
+    return f"{Interval.of(ratio['turns'])}{mark(ratio.get('others_cores'))}"
 
 
 def rows(cells: Sequence[Cell], results: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -128,8 +129,9 @@ def _compared(case: str, name: str, of_cell: str, result: dict[str, Any]) -> dic
     for other in others:
         if other in result and other != name and "failed" not in result[other]:
             mine, theirs = result[name]["turns"], result[other]["turns"]
-            found[f"decode over {other}"] = spread(ratios(mine, theirs, decode_rate))
-            found[f"ttft over {other}"] = spread(ratios(mine, theirs, ttft))
+            busy = {"others_cores": max(turn["others_cores"] for turn in [*mine, *theirs])}
+            found[f"decode over {other}"] = spread(ratios(mine, theirs, decode_rate)) | busy
+            found[f"ttft over {other}"] = spread(ratios(mine, theirs, ttft)) | busy
             found[f"start over {other}"] = result[name]["start_s"] / result[other]["start_s"]
     return found
 

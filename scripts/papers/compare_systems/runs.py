@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from scripts.lib.tables import markdown
+from scripts.lib.timing.idleness import mark
 from scripts.lib.timing.intervals import Interval
 
 Rows = Sequence[dict[str, Any]]
@@ -16,6 +17,7 @@ MACHINE = (
     ("*disk: a gigabyte of experts, s*", "read_s_per_gb", 1.0, ".2f"),
 )
 """Of on-demand's answers, which lie between all others'."""
+OUTSIDE = " **outside**"
 
 
 def files_of(rows: Rows) -> list[str]:
@@ -54,12 +56,13 @@ def alike(rows: Rows, budget: int, runs: int) -> dict[str, bool]:
     """Each system: whether the median of each of the first `runs` lies within the own interval of each other one."""
     files, found = files_of(rows)[:runs], ratios(rows)
     return {
-        system: _alike([Interval.of(found[file, budget, system]) for file in files])
+        system: are_alike([Interval.of(found[file, budget, system]) for file in files])
         for system in stated_systems(rows, budget, runs)
     }
 
 
-def _alike(of: list[Interval]) -> bool:
+def are_alike(of: list[Interval]) -> bool:
+    """Whether each median lies within each other interval."""
     return all(one.median in other for one in of for other in of)
 
 
@@ -73,15 +76,16 @@ def stated_systems(rows: Rows, budget: int, runs: int) -> list[str]:
 def repeated(rows: Rows, budget: int, runs: int) -> str:
     """In Markdown: each system's ratio in the first `runs`, what they state together, and the runs after them, which
     are to lie within; beneath, how fast the machine was."""
-    files, found = files_of(rows), ratios(rows)
+    files = files_of(rows)
     heads = [f"run {number + 1}" for number in range(len(files))]
     lines = [["system", *heads[:runs], "stated", *heads[runs:]]]
+    of = {(row["file"], row["system"]): row for row in rows if row["budget"] == budget}
     for system in stated_systems(rows, budget, runs):
         whole = stated(rows, budget, system, runs)
-        line = [str(Interval.of(found[file, budget, system])) for file in files[:runs]]
-        later = [found.get((file, budget, system)) for file in files[runs:]]
-        cells = ("-" if of is None else outside(Interval.of(of), whole) for of in later)
-        lines.append([system, *line, str(whole), *cells])
+        first = [cell(of.get((file, system)), "tpot") for file in files[:runs]]
+        lines.append(
+            [system, *first, str(whole), *(cell(of.get((file, system)), "tpot", whole) for file in files[runs:])]
+        )
     by_file = {row["file"]: row for row in rows if (row["system"], row["budget"]) == ("on-demand", budget)}
     for head, name, scale, form in MACHINE:
         known = [by_file[file].get(name) for file in files]
@@ -90,22 +94,28 @@ def repeated(rows: Rows, budget: int, runs: int) -> str:
     return markdown(lines)
 
 
-def outside(found: Interval, whole: Interval) -> str:
-    """A cell: marked where the median is not within what is stated."""
-    return f"{found}{'' if found.median in whole else ' **outside**'}"
+def cell(row: dict[str, Any] | None, short: str, whole: Interval | None = None) -> str:
+    """The ratio of a row's time (`short`: tpot or ttft) with its interval, marked where others used the processor
+    meanwhile, and where the median is not within the `whole`."""
+    if row is None or not row.get(f"{short}_ratio_by_prompt"):
+        return "-"
+    found, busy = Interval.of(row[f"{short}_ratio_by_prompt"]), mark(row.get(f"{short}_others_cores"))
+    return f"{found}{busy}{'' if whole is None or found.median in whole else OUTSIDE}"
 
 
-def beside(rows: Rows) -> str:
+def beside(rows: Rows, short: str = "tpot", across: str = "budget", head: str = "{} %") -> str:
     """In Markdown: the ratios of two runs beside each other, by system and each budget that both have, and those that
-    differ: a median that is outside the other run's interval."""
-    files, found = files_of(rows), ratios(rows)
-    budgets = list(dict.fromkeys(budget for _, budget, _ in found))
-    budgets = [one for one in budgets if {file for file, budget, _ in found if budget == one} == set(files)]
-    lines = [["system", *(f"{budget} %" for budget in budgets)]]
+    differ: a median that is outside the other run's interval. `across`: a field in place of the budget."""
+    found = {(row["file"], row[across], row["system"]): row for row in rows if row.get(f"{short}_ratio_by_prompt")}
+    files = files_of(rows)
+    columns = list(dict.fromkeys(of for _, of, _ in found))
+    columns = [one for one in columns if {file for file, of, _ in found if of == one} == set(files)]
+    lines = [["system", *(head.format(of) for of in columns)]]
     for system in dict.fromkeys(name for _, _, name in found):
         line = [system]
-        for budget in budgets:
-            of = [Interval.of(found[file, budget, system]) for file in files if (file, budget, system) in found]
-            line.append("; ".join(map(str, of)) + ("" if _alike(of) else " **differ**"))
+        for of in columns:
+            both = [row for file in files if (row := found.get((file, of, system))) is not None]
+            same = are_alike([Interval.of(row[f"{short}_ratio_by_prompt"]) for row in both])
+            line.append("; ".join(cell(row, short) for row in both) + ("" if same else " **differ**"))
         lines.append(line)
     return markdown(lines)

@@ -68,6 +68,12 @@ def test_means_and_places_are_those_of_counting(rows: list[list[int]], k: int) -
     _count(wants, scores, best)
 
 
+def test_without_scores_only_the_rows_are_known() -> None:
+    wants = importance_of((), 2, False, {1: 3, 4: 1})
+    assert wants.of(1) == Importance(False, False, 3, 0.0, None, wants.of(9).rank)
+    assert importance_of((), 2, True).of(1).rows == 0
+
+
 @given(data=st.data(), rows=ROWS)
 def test_rows_may_have_chosen_other_experts_than_their_best_and_other_numbers_of_them(data: Any, rows: Any) -> None:
     scores = tuple(tuple(float(s) for s in row) for row in rows)

@@ -25,6 +25,7 @@ def turn(rate: float, ttft_s: float = 1.0, choices: tuple[int, ...] = (7, 8, 9),
         "hits": None,
         "named": None,
         "exact": None,
+        "others_cores": 0.0,
     } | more
 
 
@@ -41,6 +42,14 @@ def test_ratios_are_of_the_same_turn() -> None:
     assert figures.ratios(mine, theirs, figures.decode_rate) == pytest.approx([2, 2, 3])
     assert figures.spread([2, 1, 3]) == {"median": 2, "low": 1, "high": 3, "turns": [2, 1, 3]}
     assert figures.said(figures.spread([2, 2, 3])) == "2.0 (2.0 to 3.0)"
+
+
+def test_a_ratio_is_marked_where_others_used_the_processor_in_a_turn_of_either_engine() -> None:
+    result = {EAGER: engine(turn(5), turn(5)), CACHED: engine(turn(10), turn(10, others_cores=0.3))}
+    quiet = {EAGER: engine(turn(5), turn(5)), CACHED: engine(turn(10), turn(10, others_cores=0.05))}
+    for found, said in ((result, "2.00 (2.00 to 2.00)*"), (quiet, "2.00 (2.00 to 2.00)")):
+        [row] = [one for one in figures.rows([cell(FITS, CACHED)], [found]) if one["engine"] == CACHED]
+        assert figures.said(row[f"decode over {EAGER}"]) == said
 
 
 def test_the_best_system_is_the_one_with_the_best_ratio_and_its_memory_is_the_cap() -> None:

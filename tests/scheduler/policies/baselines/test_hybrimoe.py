@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from scheduler.policies.baselines.hybrimoe import Hybrid, Impact, RecentScore
 from scheduler.policies.placement import Costs, PrefillPipeline
@@ -126,3 +127,20 @@ def test_mrs_by_hand() -> None:
     assert [policy.worth(e) for e in first] == pytest.approx([0.2635, 0.2595, 0.2025, 0.2325])
     assert [policy.worth(e) for e in second] == [0.25] * 4
     assert policy.victim(0, first[0], [first[3], second[0], first[0]]) == first[3]
+
+
+@given(st.lists(st.lists(st.lists(st.integers(0, 3), min_size=6, max_size=6), min_size=1, max_size=4), max_size=5))
+def test_the_running_score_is_that_of_its_definition(seen: list[list[list[int]]]) -> None:
+    """S <- 0.1 TopP(s) + 0.9 S, over the rows' mean shares; ties at the cut, and rows without scores, among them."""
+    shape = ModelShape((0,), 6, 1)
+    policy, value = RecentScore(shape), [1 / 6] * 6
+    for rows in seen:
+        policy.observed(Visit(0, 0, 0), {}, tuple(tuple(map(float, row)) for row in rows), True)
+        kept = []
+        for row in rows:
+            shares = [score / sum(row) if sum(row) else 0.0 for score in row]
+            best = sorted(range(6), key=lambda e, shares=shares: (-shares[e], e))[: policy.top]
+            kept.append([shares[e] if e in best else 0.0 for e in range(6)])
+        means = [sum(column) / len(rows) for column in zip(*kept, strict=True)]
+        value = [0.1 * new + 0.9 * old for new, old in zip(means, value, strict=True)]
+    assert [policy.worth(ExpertId(0, e)) for e in range(6)] == pytest.approx(value)

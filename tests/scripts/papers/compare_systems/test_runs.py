@@ -42,6 +42,17 @@ def test_a_later_run_outside_of_what_the_first_two_state_is_named() -> None:
     assert "| *processor: a product, µs* | 100 | 100 |  | 100 |" in table
 
 
+def test_a_run_is_marked_where_others_used_the_processor() -> None:
+    rows = [one | ({"tpot_others_cores": 0.3} if one["file"] == "b" else {}) for one in RUNS]
+    assert any(
+        "| smoe | 0.50 (0.48 to 0.52) | 0.60 (0.58 to 0.62)* |" in line
+        for line in runs.repeated(rows, 25, 2).splitlines()
+    )
+    assert "0.50 (0.48 to 0.52); 0.60 (0.58 to 0.62)* **differ**" in runs.beside(
+        [one for one in rows if one["file"] in "ab"]
+    )
+
+
 def test_the_runs_that_state_an_interval_lie_within_it() -> None:
     for system, medians in (("smoe", (0.5, 0.6)), ("fate", (0.5, 0.5))):
         found = runs.stated(RUNS, 25, system, 2)
