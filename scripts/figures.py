@@ -54,7 +54,7 @@ FIGURES = {
     "ablation": Figure(
         "ablation",
         "OD-MoE Fig 8",
-        whole="--how emulated simulated --prompts 3 --tokens 128",
+        whole="--how simulated --prompts 3 --tokens 128",
         quick="--quick --how simulated",
     ),
     "sweep_alignment_int8": Figure("sweep_alignment", "OD-MoE Figs 9, 10", "--shadow int8", "--prompts 2 --tokens 64"),

@@ -33,6 +33,18 @@ TABLES = {
         "sweep_requests", pivot(Column("tokens/s of all", _way), *named(sweep_requests.COLUMNS, "requests", "tokens/s"))
     ),
     "drafts": Table("drafts", _drafts),
+    "drafts-runs": Table(
+        "drafts drafts-run2 drafts-run3",
+        pivot(Column("tokens/s", "case"), Column("run", "file"), Column("tokens/s", "tokens_per_s", ".2f")),
+    ),
+    "drafts-auto": Table(
+        "drafts-auto",
+        pivot(
+            Column("tokens/s", "case"),
+            Column("prompt", lambda row: f"prompt {row['turn'] + 1}"),
+            Column("tokens/s", "tokens_per_s", ".2f"),
+        ),
+    ),
     "sweep_draft": Table(
         "sweep_draft-acceptance",
         pivot(

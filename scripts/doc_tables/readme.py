@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from itertools import zip_longest
 from typing import NamedTuple
 
 from scripts.doc_tables.table import Rows, Table
@@ -14,9 +13,9 @@ from scripts.papers.compare_systems.runs import OUTSIDE, are_alike
 from scripts.peers.figures import CAPPED, FITS
 
 STATED_RUNS = 2
-"""The first so many state README's intervals; the rest are to lie within them."""
+"""The first so many state an interval of README; the rest are to lie within it."""
 PEERS = ["peers", "peers-run2", "peers-run3", "peers-run4"]
-DRAFTS = ["drafts-auto", "drafts-auto-run2"]
+DRAFTS = ["drafts-auto"]
 KILLS = ["kills", "kills-run2", "kills-run3"]
 FILES = [*PEERS, *DRAFTS, *KILLS]
 
@@ -34,6 +33,25 @@ class Run(NamedTuple):
 
     def __str__(self) -> str:
         return f"{self.interval}{mark(self.others_cores)}"
+
+
+class Ratio(NamedTuple):
+    runs: list[Run]
+
+    @property
+    def stated(self) -> Interval:
+        """What README states."""
+        return Interval.over_runs(run.turns for run in self.runs[:STATED_RUNS])
+
+    @property
+    def later(self) -> list[tuple[Run, bool]]:
+        """The runs after those that are stated: whether the median lies within."""
+        return [(run, run.interval.median in self.stated) for run in self.runs[STATED_RUNS:]]
+
+    @property
+    def is_alike(self) -> bool:
+        """Whether the median of each stated run lies within the own interval of each other."""
+        return are_alike([run.interval for run in self.runs[:STATED_RUNS]])
 
 
 def over_peer(rows: Rows, peer: str, case: str) -> Run:
@@ -55,11 +73,11 @@ def pause(rows: Rows, name: str) -> float:
     return max(float(row[name]) for row in rows if row["killed"].startswith("worker"))
 
 
-def ratios(rows_of: dict[str, Rows]) -> dict[str, list[Run]]:
+def ratios(rows_of: dict[str, Rows]) -> dict[str, Ratio]:
     """What is shown -> its runs."""
 
-    def each(files: list[str], run: Callable[[Rows], Run]) -> list[Run]:
-        return [run(rows_of[file]) for file in files]
+    def each(files: list[str], run: Callable[[Rows], Run]) -> Ratio:
+        return Ratio([run(rows_of[file]) for file in files])
 
     return {
         "decoding over llama.cpp's, a quarter in memory": each(
@@ -83,36 +101,22 @@ def pauses(rows_of: dict[str, Rows]) -> dict[str, list[float]]:
     }
 
 
-def stated(runs: list[Run]) -> Interval:
-    """What README states of a ratio."""
-    return Interval.over_runs(run.turns for run in runs[:STATED_RUNS])
-
-
-def later(runs: list[Run]) -> list[tuple[Run, bool]]:
-    """The runs after those that are stated: whether the median lies within."""
-    return [(run, run.interval.median in stated(runs)) for run in runs[STATED_RUNS:]]
-
-
-def alike(runs: list[Run]) -> bool:
-    """Whether the median of each stated run lies within the own interval of the other."""
-    return are_alike([run.interval for run in runs[:STATED_RUNS]])
-
-
 def table(rows: Rows) -> str:
-    """In Markdown: a line a figure, a column a run; behind what the first ones state, those that are to lie within."""
+    """In Markdown: a line a figure, a column a run, and last what README states."""
     rows_of = {file: [row for row in rows if row["file"] == file] for file in FILES}
-    lines = []
-    for name, runs in ratios(rows_of).items():
-        first = [str(run) for run in runs[:STATED_RUNS]]
-        after = [f"{run}{'' if within else OUTSIDE}" for run, within in later(runs)]
-        lines.append([name, *first, str(stated(runs)), *after])
+    most = max(map(len, (PEERS, DRAFTS, KILLS)))
+    lines = [["figure", *(f"run {number + 1}" for number in range(most)), "stated"]]
+    for name, ratio in ratios(rows_of).items():
+        first = [str(run) for run in ratio.runs[:STATED_RUNS]]
+        after = [f"{run}{'' if within else OUTSIDE}" for run, within in ratio.later]
+        lines.append([name, *_filled([*first, *after], most), str(ratio.stated)])
     for name, seconds in pauses(rows_of).items():
-        texts = [f"{one:.2f}" for one in seconds]
-        lines.append([name, *texts[:STATED_RUNS], f"{max(seconds):.2f} at most", *texts[STATED_RUNS:]])
-    heads = [f"run {number + 1}" for number in range(max(map(len, (PEERS, DRAFTS, KILLS))))]
-    head = ["figure", *heads[:STATED_RUNS], "stated", *heads[STATED_RUNS:]]
-    columns = zip_longest(head, *lines, fillvalue="-")
-    return markdown([list(line) for line in zip(*columns, strict=True)])
+        lines.append([name, *_filled([f"{one:.2f}" for one in seconds], most), f"{max(seconds):.2f} at most"])
+    return markdown(lines)
+
+
+def _filled(texts: list[str], count: int) -> list[str]:
+    return [*texts, *["-"] * (count - len(texts))]
 
 
 TABLES = {"readme": Table(" ".join(FILES), table)}

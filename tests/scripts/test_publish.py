@@ -61,40 +61,38 @@ def _timed() -> dict[str, list[dict[str, Any]]]:
     return {file: publish.load(file)["rows"] for file in readme.FILES}
 
 
-def test_the_readme_states_what_the_first_two_runs_hold() -> None:
+def test_the_readme_states_what_its_runs_hold() -> None:
     runs = readme.ratios(_timed())
     peers, drafts = _said("Beside other engines"), _said("Drafts")
     ratio = re.compile(r"(\d\S* \(\S+ to \S+\)) (?:times|of) (llama\.cpp|accelerate|Transformers)")
     said = {peer: of for of, peer in ratio.findall(peers)}
     assert sorted(said) == ["Transformers", "accelerate", "llama.cpp"]
     for peer, of in said.items():
-        [found] = [values for name, values in runs.items() if name.startswith(f"decoding over {peer}")]
-        assert of == str(readme.stated(found)), peer
-    [found] = [values for name, values in runs.items() if "--draft auto" in name]
-    assert f"decodes {readme.stated(found)} times as fast" in drafts
+        [found] = [ratio for name, ratio in runs.items() if name.startswith(f"decoding over {peer}")]
+        assert of == str(found.stated), peer
+    [found] = [ratio for name, ratio in runs.items() if "--draft auto" in name]
+    assert f"decodes {found.stated} times as fast" in drafts
 
 
 def test_a_ratio_of_the_readme_has_five_turns_or_more() -> None:
-    for name, runs in readme.ratios(_timed()).items():
-        assert readme.stated(runs).count >= 5, name
-        assert max(len(run.turns) for run in runs) >= 5, name
-        assert any(run.others_cores is not None for run in runs), "the machine was seen to be idle, or not"
+    for name, ratio in readme.ratios(_timed()).items():
+        assert ratio.stated.count >= 5, name
+        assert max(len(run.turns) for run in ratio.runs) >= 5, name
+        assert any(run.others_cores is not None for run in ratio.runs), "the machine was seen to be idle, or not"
 
 
 def test_the_runs_of_the_readme_are_of_one_machine_and_hours_apart() -> None:
-    for files in (readme.PEERS, readme.DRAFTS, readme.KILLS, SYSTEMS_RUNS):
+    for files in (readme.PEERS, readme.KILLS, SYSTEMS_RUNS):
         facts = [publish.load(file) for file in files]
         assert len({one["machine"] for one in facts}) == 1
         first, second, *later = (datetime.strptime(one["when"], "%Y-%m-%d %H:%M") for one in facts)
         assert second - first >= timedelta(minutes=55), files
         assert all(one > second for one in later), files
-    for files in (readme.PEERS, readme.KILLS, SYSTEMS_RUNS):
-        first, *_, last = (datetime.strptime(publish.load(file)["when"], "%Y-%m-%d %H:%M") for file in files)
-        assert last - first >= timedelta(hours=2), files
+        assert max(later) - first >= timedelta(hours=2), files
 
 
 def test_the_readme_says_how_many_of_its_ratios_a_run_hours_later_found_again() -> None:
-    within = [readme.later(runs)[-1][1] for runs in readme.ratios(_timed()).values() if readme.later(runs)]
+    within = [ratio.later[-1][1] for ratio in readme.ratios(_timed()).values() if ratio.later]
     last = compare_runs.checked(_systems_runs(), 25, STATED_RUNS)[-1]
     within += [last[one] for one in ("smoe", "importance", "fate")]
     assert f"the medians of {sum(within)} of {len(within)} ratios lie within" in " ".join(
@@ -103,10 +101,9 @@ def test_the_readme_says_how_many_of_its_ratios_a_run_hours_later_found_again() 
 
 
 def test_the_docs_say_where_the_two_runs_of_the_readme_do_not_agree() -> None:
-    runs = readme.ratios(_timed())
-    differ = [name for name, of in runs.items() if not readme.alike(of)]
+    alike = [ratio.is_alike for ratio in readme.ratios(_timed()).values() if ratio.later]
     text = (publish.ROOT / "docs" / "measurements.md").read_text()
-    assert f"the first two runs agree on {len(runs) - len(differ)} of {len(runs)} ratios" in " ".join(text.split())
+    assert f"the first two runs agree on {sum(alike)} of {len(alike)} ratios to peers" in " ".join(text.split())
 
 
 def test_the_readme_has_the_loads_recall_and_pauses_of_the_data() -> None:
