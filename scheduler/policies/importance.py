@@ -76,9 +76,8 @@ def importance_of(
     named = np.flatnonzero(counts)
     means = np.bincount(experts, values[there], size)[named] / counts[named]
 
-    def by_expert(values: Any) -> dict[int, Any]:
-        """`values`: one for each of `named`."""
-        return dict(zip(named.tolist(), values.tolist(), strict=True))
+    def by_expert(of_named: Any) -> dict[int, Any]:
+        return dict(zip(named.tolist(), of_named.tolist(), strict=True))
 
     needed = by_expert(counts[named]) if rows is None else rows
     return LayerImportance(

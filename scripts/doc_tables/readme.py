@@ -69,7 +69,7 @@ def drafted(rows: Rows) -> Run:
 
 
 def pause(rows: Rows, name: str) -> float:
-    """The longest between two tokens while a worker was killed, seconds."""
+    """Seconds, the longest between two tokens: of answers during which a worker was killed, or undisturbed."""
     return max(float(row[name]) for row in rows if row["killed"].startswith("worker"))
 
 

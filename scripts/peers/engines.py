@@ -71,7 +71,7 @@ class Turn:
     named: int | None = None
     """Of `OURS`: experts that the continuation's gates chose. `hits` of them were in a slot."""
     exact: bool | None = None
-    others_cores: float = 0.0
+    others_cores: float | None = None
     """Cores that other processes used meanwhile, on average."""
 
 

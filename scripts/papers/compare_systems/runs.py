@@ -114,8 +114,8 @@ def beside(rows: Rows, short: str = "tpot", across: str = "budget", head: str = 
     for system in dict.fromkeys(name for _, _, name in found):
         line = [system]
         for of in columns:
-            both = [row for file in files if (row := found.get((file, of, system))) is not None]
-            same = are_alike([Interval.of(row[f"{short}_ratio_by_prompt"]) for row in both])
+            both = [found.get((file, of, system)) for file in files]
+            same = are_alike([Interval.of(row[f"{short}_ratio_by_prompt"]) for row in both if row is not None])
             line.append("; ".join(cell(row, short) for row in both) + ("" if same else " **differ**"))
         lines.append(line)
     return markdown(lines)
