@@ -9,6 +9,7 @@ from typing import Any
 
 from scheduler.policies.precision import Importance
 from scheduler.policies.predictors.base import Scores
+from scheduler.policies.predictors.ranking import best_of_rows
 from scheduler.policies.routers import Chosen
 
 _UNRANKED = 1 << 20
@@ -91,7 +92,7 @@ def _best(table: Any, k: int, chosen: Chosen) -> tuple[Any, Any]:
     import numpy as np
 
     if len(chosen) != len(table):
-        best = np.argsort(-table, axis=1, kind="stable")[:, :k]
+        best = best_of_rows(table, k)
         return best, np.ones(best.shape, dtype=bool)
     lengths = np.array([len(row) for row in chosen])
     there = np.arange(lengths.max()) < lengths[:, None]
@@ -99,4 +100,4 @@ def _best(table: Any, k: int, chosen: Chosen) -> tuple[Any, Any]:
     experts[there] = list(itertools.chain.from_iterable(chosen))
     experts.sort(axis=1)
     scores = np.where(there, np.take_along_axis(table, experts, axis=1), -np.inf)
-    return np.take_along_axis(experts, np.argsort(-scores, axis=1, kind="stable"), axis=1), there
+    return np.take_along_axis(experts, best_of_rows(scores, lengths.max()), axis=1), there

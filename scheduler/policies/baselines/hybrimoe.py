@@ -8,7 +8,7 @@ import numpy as np
 
 from scheduler.policies.placement import Costs
 from scheduler.policies.predictors.base import Forecast, Foresight, Scores, Silent
-from scheduler.policies.predictors.ranking import popularity
+from scheduler.policies.predictors.ranking import best_of_rows, popularity
 from scheduler.policies.residency.scores import Scored, Values
 from scheduler.types import ModelShape, Visit
 
@@ -159,7 +159,7 @@ class RecentScore(Scored):
 
     def _shares(self, scores: Values) -> Values:
         shares = super()._shares(scores)
-        best = np.argsort(-shares, axis=1, kind="stable")[:, : self.top]
+        best = best_of_rows(shares, self.top)
         kept = np.zeros_like(shares)
         np.put_along_axis(kept, best, np.take_along_axis(shares, best, axis=1), axis=1)
         return kept

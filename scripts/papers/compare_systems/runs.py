@@ -86,9 +86,8 @@ def repeated(rows: Rows, budget: int, runs: int) -> str:
         lines.append(
             [system, *first, str(whole), *(cell(of.get((file, system)), "tpot", whole) for file in files[runs:])]
         )
-    by_file = {row["file"]: row for row in rows if (row["system"], row["budget"]) == ("on-demand", budget)}
     for head, name, scale, form in MACHINE:
-        known = [by_file[file].get(name) for file in files]
+        known = [of[file, "on-demand"].get(name) for file in files]
         texts = ["-" if one is None else f"{scale * one:{form}}" for one in known]
         lines.append([head, *texts[:runs], "", *texts[runs:]])
     return markdown(lines)
