@@ -61,7 +61,7 @@ class Slots:
 
 def _area(nbytes: int, device: str) -> torch.Tensor:
     """Of all slots together. In pieces, those below 2 MiB have no huge pages: once a process has run for long, their
-    pages lie scattered, and the disk needs twice as long to fill them (`scripts.measure.slots`)."""
+    pages lie scattered, and the disk needs twice as long to fill them."""
     if device == "cpu":
         return aligned_buffer(nbytes)
     return torch.zeros(nbytes, dtype=torch.uint8, device=device)

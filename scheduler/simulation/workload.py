@@ -18,8 +18,8 @@ KEPT = 8 + 2 * MOST_DRAFTS
 """Decode passes that are kept. The shadow is at most that many ahead of the main model."""
 
 SAME_TOKEN = 0.98
-"""The share of an aligned shadow's own tokens that are the main model's. Measured: int8 on models/deep-moe, 471 of 480
-(`scripts/measure/same_token.py`)."""
+"""The share of an aligned shadow's own tokens that are the main model's. Measured at commit 244b3f6: int8 on
+models/deep-moe, 471 of 480."""
 
 Rows = tuple[tuple[int, int], ...]
 

@@ -1,10 +1,10 @@
-"""Tables of what parts of the engine cost: forms, starts, steps, checks, products, several requests."""
+"""Tables of what parts of the engine cost: forms, starts, steps, several requests."""
 
 from __future__ import annotations
 
 from scripts.doc_tables.table import Draw, Table, across, down, of_part
 from scripts.lib.tables import Row, markdown_down
-from scripts.measure import batch_dense, checks, forms, kernels, requests, slots, start, step
+from scripts.measure import forms, requests, start, step
 
 ALONE = ("step-fully-cached-embedded-none", "step-on-demand-embedded-none")
 TRACED = ("step-od-moe-embedded-none", "step-od-moe-embedded-nf4", "step-od-moe-local-nf4")
@@ -25,12 +25,6 @@ TABLES = {
     "step-alone": Table(" ".join(ALONE), down(step.COLUMNS)),
     "step-path": Table(" ".join(TRACED), across(step.PATH, _place)),
     "start": Table("start", down(start.columns(start.TRANSFORMERS))),
-    "checks": Table("checks", down(checks.COLUMNS)),
-    "slots": Table("slots", down(slots.COLUMNS)),
-    "kernels": Table("kernels", of_part("products", down(kernels.COLUMNS))),
-    "batch-dense": Table("batch-dense", of_part("speed", down(batch_dense.SPEED))),
-    "batch-dense-exactness": Table("batch-dense-exactness", of_part("exactness", down(batch_dense.EXACTNESS))),
-    "batch-dense-experts": Table("batch-dense", of_part("experts", down(batch_dense.EXPERTS))),
     "requests": Table("requests", down(requests.COLUMNS)),
 }
 """Name -> table."""

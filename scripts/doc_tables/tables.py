@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from scripts.doc_tables import costs, engine, faults, formats, od_moe, papers, peers, readme, service
+from scripts.doc_tables import costs, engine, faults, od_moe, papers, peers, readme, service
 
 TABLES = {
     **papers.TABLES,
@@ -10,7 +10,6 @@ TABLES = {
     **engine.TABLES,
     **costs.TABLES,
     **peers.TABLES,
-    **formats.TABLES,
     **faults.TABLES,
     **service.TABLES,
     **readme.TABLES,
