@@ -10,13 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from main_node.report import Report
-    from odmoe.api.asking import AnyModel, Message, Prompt
+    from odmoe.api.asking import Message, Prompt
     from odmoe.api.async_stream import AsyncStream
     from odmoe.api.completion import Alternative, Chunk, Completion, Logprob, Stream
     from odmoe.api.loading import load
     from odmoe.api.model import Model
     from odmoe.api.options import Options
-    from odmoe.api.over_http.connecting import ServedModel, connect
     from odmoe.api.planning import PlanReport, plan
     from odmoe.api.simulating import Simulation, replay, simulate
     from odmoe.settings.keywords import LoadKeywords, PlanKeywords, SimulateKeywords
@@ -26,7 +25,6 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Alternative",
-    "AnyModel",
     "AsyncStream",
     "Chunk",
     "Completion",
@@ -41,11 +39,9 @@ __all__ = [
     "Prompt",
     "Replayed",
     "Report",
-    "ServedModel",
     "SimulateKeywords",
     "Simulation",
     "Stream",
-    "connect",
     "errors",
     "load",
     "plan",
@@ -55,13 +51,12 @@ __all__ = [
 
 _NAMES = {
     "main_node.report": ("Report",),
-    "odmoe.api.asking": ("AnyModel", "Message", "Prompt"),
+    "odmoe.api.asking": ("Message", "Prompt"),
     "odmoe.api.async_stream": ("AsyncStream",),
     "odmoe.api.completion": ("Alternative", "Chunk", "Completion", "Logprob", "Stream"),
     "odmoe.api.loading": ("load",),
     "odmoe.api.model": ("Model",),
     "odmoe.api.options": ("Options",),
-    "odmoe.api.over_http.connecting": ("ServedModel", "connect"),
     "odmoe.api.planning": ("PlanReport", "plan"),
     "odmoe.api.simulating": ("Simulation", "replay", "simulate"),
     "odmoe.settings.keywords": ("LoadKeywords", "PlanKeywords", "SimulateKeywords"),

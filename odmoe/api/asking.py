@@ -1,22 +1,16 @@
-"""What can be asked of a model, whether its nodes run in this process or a server answers for it."""
+"""What is asked of a model, checked before anything is computed."""
 
 from __future__ import annotations
 
 import json
 import operator
-import threading
-import weakref
-from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Unpack
+from typing import Any
 
-from odmoe.api.async_stream import AsyncStream
-from odmoe.api.completion import Completion, Stream
 from odmoe.api.names import check_names
 from odmoe.api.options import Options, checked
-from scheduler.closing import Closing
-from scheduler.errors import ClusterError, ConfigError, PromptError
+from scheduler.errors import ConfigError, PromptError
 
 Prompt = str | Sequence[int]
 """Text, or token ids."""
@@ -33,92 +27,13 @@ class Query:
     options: Options
 
 
-class AnyModel(Closing):
-    """A model, loaded or served: it answers prompts and chats. Several answers may be open at once, in a thread or a
-    task each."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._open: weakref.WeakSet[Stream] = weakref.WeakSet()
-        self._closed = False
-
-    @property
-    @abstractmethod
-    def _why_closed(self) -> str:
-        """What is said to whoever asks after `close`."""
-
-    @abstractmethod
-    def _begin(self, query: Query) -> Stream:
-        """The answer's stream. Nothing is computed before its first chunk is asked for. Raises ConfigError,
-        PromptError."""
-
-    @abstractmethod
-    def _end(self) -> None:
-        """Free what was started or opened for this model. Called once."""
-
-    def close(self) -> None:
-        """Give up the open answers, and free what was started or opened for this model. Any number of calls."""
-        with self._lock:
-            if self._closed:
-                return
-            self._closed = True
-            given_up = list(self._open)
-        for stream in given_up:
-            stream.cancel()
-        self._end()
-
-    def _stream(self, query: Query) -> Stream:
-        """Raises ClusterError once the model is closed."""
-        if not self._closed:
-            stream = self._begin(query)
-            with self._lock:
-                if not self._closed:
-                    self._open.add(stream)
-                    return stream
-        raise ClusterError(self._why_closed)
-
-    def generate(self, prompt: Prompt, **options: Unpack[Options]) -> Completion:
-        """The whole answer to a prompt. Raises PromptError, ConfigError, RequestError, ClusterError."""
-        return self._stream(_prompted(prompt, options)).read()
-
-    def chat(self, messages: Sequence[Message], **options: Unpack[Options]) -> Completion:
-        """The whole answer to a chat, in the model's chat template. Raises what `generate` raises."""
-        return self._stream(_chatted(messages, options)).read()
-
-    def stream(self, prompt: Prompt, **options: Unpack[Options]) -> Stream:
-        """The answer to a prompt, in chunks as they come. Iterating raises what `generate` raises."""
-        return self._stream(_prompted(prompt, options))
-
-    def stream_chat(self, messages: Sequence[Message], **options: Unpack[Options]) -> Stream:
-        """The answer to a chat, in chunks as they come."""
-        return self._stream(_chatted(messages, options))
-
-    async def agenerate(self, prompt: Prompt, **options: Unpack[Options]) -> Completion:
-        """As `generate`. Where the task is cancelled, the answer is given up at once."""
-        return await self._astream(_prompted(prompt, options)).read()
-
-    async def achat(self, messages: Sequence[Message], **options: Unpack[Options]) -> Completion:
-        """As `chat`. Where the task is cancelled, the answer is given up at once."""
-        return await self._astream(_chatted(messages, options)).read()
-
-    def astream(self, prompt: Prompt, **options: Unpack[Options]) -> AsyncStream:
-        """As `stream`, for `async for`."""
-        return self._astream(_prompted(prompt, options))
-
-    def astream_chat(self, messages: Sequence[Message], **options: Unpack[Options]) -> AsyncStream:
-        """As `stream_chat`, for `async for`."""
-        return self._astream(_chatted(messages, options))
-
-    def _astream(self, query: Query) -> AsyncStream:
-        begin: Callable[[], Stream] = lambda: self._stream(query)  # noqa: E731 - the type is checked
-        return AsyncStream(begin)
-
-
-def _prompted(prompt: Prompt, options: Options) -> Query:
+def prompt_query(prompt: Prompt, options: Options) -> Query:
+    """Raises PromptError, ConfigError."""
     return Query(_checked_prompt(prompt), None, _checked_options(options))
 
 
-def _chatted(messages: Sequence[Message], options: Options) -> Query:
+def chat_query(messages: Sequence[Message], options: Options) -> Query:
+    """Raises ConfigError."""
     return Query(None, _checked_messages(messages), _checked_options(options))
 
 

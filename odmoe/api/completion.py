@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import threading
-from abc import abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
+from odmoe.api.names import named_as_keywords
 from scheduler.closing import Closing
 from scheduler.errors import RequestCancelledError, RequestError
 
 if TYPE_CHECKING:
+    from main_node.logprobs import TokenLogprobs
     from main_node.report import Report
+    from odmoe.api.text_answer import TextAnswer
 
 
 class Alternative(NamedTuple):
@@ -20,8 +22,7 @@ class Alternative(NamedTuple):
 
     token: str
     logprob: float
-    token_id: int | None = None
-    """None: the server does not say."""
+    token_id: int
 
 
 class Logprob(NamedTuple):
@@ -29,8 +30,7 @@ class Logprob(NamedTuple):
 
     token: str
     logprob: float
-    token_id: int | None = None
-    """None: the server does not say."""
+    token_id: int
     top: tuple[Alternative, ...] = ()
     """The most probable tokens at this place, the most probable first."""
 
@@ -41,8 +41,7 @@ class Chunk:
 
     text: str
     """Empty where the token ends within a character, or may begin a stop text."""
-    token_id: int | None = None
-    """None: the server does not say."""
+    token_id: int
     logprob: Logprob | None = None
     """With `logprobs=N`."""
 
@@ -51,30 +50,18 @@ class Chunk:
 
 
 @dataclass(frozen=True, slots=True)
-class Ending:
-    """What is known of an answer when it has ended."""
-
-    finish: str
-    prompt_tokens: int
-    new_tokens: int
-    report: Report | None = None
-    prompt_logprobs: list[Logprob | None] | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class Completion:
     """A whole answer; `str(completion)` is its text."""
 
     text: str
     finish: str
-    """Why it ended: `stop` (end-of-sequence token), `stop_text`, `length` (max_new_tokens) or `context` (full). A
-    server says `stop` or `length`."""
+    """Why it ended: `stop` (end-of-sequence token), `stop_text`, `length` (max_new_tokens) or `context` (full)."""
     prompt_tokens: int
     new_tokens: int
-    token_ids: list[int] | None = None
-    """The answer's tokens, without the prompt. None: the server does not say."""
-    report: Report | None = None
-    """The figures: times, recall, loads, memory (docs/reports.md). None: the server does not say."""
+    token_ids: list[int]
+    """The answer's tokens, without the prompt."""
+    report: Report
+    """The figures: times, recall, loads, memory (docs/reports.md)."""
     logprobs: list[Logprob] | None = None
     """With `logprobs=N`: of each token of the answer."""
     prompt_logprobs: list[Logprob | None] | None = None
@@ -90,7 +77,10 @@ class Stream(Closing, Iterator[Chunk]):
     The end of a `with` block gives up an answer that has not ended: its loads stop at once.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, answer: TextAnswer, text_of: Callable[[int], str]) -> None:
+        """`text_of`: gives the text of a token."""
+        self._answer, self._text_of = answer, text_of
+        self._prompt_logprobs: list[Logprob | None] | None = None
         self._chunks: list[Chunk] = []
         self._over = False
         self._given_up = threading.Event()
@@ -119,20 +109,18 @@ class Stream(Closing, Iterator[Chunk]):
     @property
     def completion(self) -> Completion:
         """The whole answer. Raises RequestError before its end."""
-        end = self._ending()
-        if end is None:
+        report = self._answer.report
+        if report is None:
             raise RequestError(f"the answer has not ended: {len(self._chunks)} chunks came; iterate to its end first")
-        ids = [chunk.token_id for chunk in self._chunks if chunk.token_id is not None]
-        logprobs = [chunk.logprob for chunk in self._chunks if chunk.logprob is not None]
         return Completion(
             self.text,
-            end.finish,
-            end.prompt_tokens,
-            end.new_tokens,
-            ids if len(ids) == end.new_tokens else None,
-            end.report,
-            logprobs or None,
-            end.prompt_logprobs,
+            report.finish,
+            report.prompt_tokens,
+            report.new_tokens,
+            [chunk.token_id for chunk in self._chunks],
+            report,
+            [chunk.logprob for chunk in self._chunks if chunk.logprob is not None] or None,
+            self._prompt_logprobs,
         )
 
     def read(self) -> Completion:
@@ -146,25 +134,22 @@ class Stream(Closing, Iterator[Chunk]):
         """Give the answer up, from any thread at any time. The thread that iterates over it gets
         RequestCancelledError."""
         self._given_up.set()
-        self._cancel()
+        self._answer.cancel()
 
     def close(self) -> None:
         """Give the answer up, from the thread that iterates over it."""
         self._over = True
-        self._close()
+        self._answer.close()
 
-    @abstractmethod
     def _next(self) -> Chunk:
         """Raises StopIteration after the last one."""
+        with named_as_keywords():
+            text, step = next(self._answer)
+        if step.prompt_logprobs is not None:
+            self._prompt_logprobs = [one and self._named(one) for one in step.prompt_logprobs]
+        return Chunk(text, step.token_id, self._named(step.logprobs) if step.logprobs else None)
 
-    @abstractmethod
-    def _ending(self) -> Ending | None:
-        """None before the end."""
-
-    @abstractmethod
-    def _cancel(self) -> None:
-        """Wake the thread that waits in `_next`, from any other one."""
-
-    @abstractmethod
-    def _close(self) -> None:
-        """Give the answer up, from the thread that iterates over it. Any number of calls."""
+    def _named(self, of: TokenLogprobs) -> Logprob:
+        """With the tokens' texts."""
+        top = tuple(Alternative(self._text_of(token), logprob, token) for token, logprob in of.top)
+        return Logprob(self._text_of(of.token_id), of.logprob, of.token_id, top)

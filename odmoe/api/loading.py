@@ -85,7 +85,7 @@ def settings_of(model: object, cluster: object, given: dict[str, Any]) -> Settin
     if chosen.cluster_file:
         raise ConfigError(
             f"cluster is {cluster!r}, a cluster file; load the model on its main host with cluster='auto', or run "
-            "odmoe serve --cluster auto there and use odmoe.connect(url)"
+            "odmoe serve --cluster auto there and use an OpenAI client"
         )
     check_start(chosen, str, "process")
     check_used(chosen, given, str)

@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+import weakref
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
-from odmoe.api.asking import AnyModel, Query
-from odmoe.api.local_stream import LocalStream
+from odmoe.api.asking import Message, Prompt, Query, chat_query, prompt_query
+from odmoe.api.async_stream import AsyncStream
+from odmoe.api.completion import Completion, Stream
 from odmoe.api.names import named_as_keywords
-from odmoe.api.options import how_asked
+from odmoe.api.options import Options, how_asked
 from odmoe.api.text_answer import TextAnswer
 from odmoe.chat import chat_text
 from odmoe.settings.settings import Settings
 from odmoe.start import start_cluster
+from scheduler.closing import Closing
+from scheduler.errors import ClusterError
 
 if TYPE_CHECKING:
     from checkpoint.store import ExpertStore
@@ -50,17 +54,49 @@ class OpenedModel:
         return Model(self, start_cluster(self.settings, self.store, say))
 
 
-class Model(AnyModel):
-    """Answers prompts. Several answers may be open at once, in a thread each. The end of a `with` block stops every
-    node that was started for it."""
-
-    _why_closed = "the model is closed; load it again"
+class Model(Closing):
+    """Answers prompts and chats. Several answers may be open at once, in a thread or a task each. The end of a `with`
+    block stops every node that was started for it."""
 
     def __init__(self, opened: OpenedModel, cluster: Cluster) -> None:
-        super().__init__()
         self.opened, self.cluster = opened, cluster
         self.before_end, self.after_end = ExitStack(), ExitStack()
         """Closed before the nodes stop, and after it."""
+        self._lock = threading.Lock()
+        self._open: weakref.WeakSet[Stream] = weakref.WeakSet()
+        self._closed = False
+
+    def generate(self, prompt: Prompt, **options: Unpack[Options]) -> Completion:
+        """The whole answer to a prompt. Raises PromptError, ConfigError, RequestError, ClusterError."""
+        return self._stream(prompt_query(prompt, options)).read()
+
+    def chat(self, messages: Sequence[Message], **options: Unpack[Options]) -> Completion:
+        """The whole answer to a chat, in the model's chat template. Raises what `generate` raises."""
+        return self._stream(chat_query(messages, options)).read()
+
+    def stream(self, prompt: Prompt, **options: Unpack[Options]) -> Stream:
+        """The answer to a prompt, in chunks as they come. Iterating raises what `generate` raises."""
+        return self._stream(prompt_query(prompt, options))
+
+    def stream_chat(self, messages: Sequence[Message], **options: Unpack[Options]) -> Stream:
+        """The answer to a chat, in chunks as they come."""
+        return self._stream(chat_query(messages, options))
+
+    async def agenerate(self, prompt: Prompt, **options: Unpack[Options]) -> Completion:
+        """As `generate`. Where the task is cancelled, the answer is given up at once."""
+        return await self._astream(prompt_query(prompt, options)).read()
+
+    async def achat(self, messages: Sequence[Message], **options: Unpack[Options]) -> Completion:
+        """As `chat`. Where the task is cancelled, the answer is given up at once."""
+        return await self._astream(chat_query(messages, options)).read()
+
+    def astream(self, prompt: Prompt, **options: Unpack[Options]) -> AsyncStream:
+        """As `stream`, for `async for`."""
+        return self._astream(prompt_query(prompt, options))
+
+    def astream_chat(self, messages: Sequence[Message], **options: Unpack[Options]) -> AsyncStream:
+        """As `stream_chat`, for `async for`."""
+        return self._astream(chat_query(messages, options))
 
     def answer(
         self, prompt: list[int], max_new_tokens: int, how: How, notify: Callable[[str], None] = lambda text: None
@@ -78,11 +114,23 @@ class Model(AnyModel):
             notify,
         )
 
-    def _begin(self, query: Query) -> LocalStream:
-        with named_as_keywords():
-            max_new_tokens, how = how_asked(self.opened.settings, query.options)
-            answer = self.answer(self._tokens(query), max_new_tokens, how)
-        return LocalStream(answer, lambda token: self._texts.text_of(token))
+    def _stream(self, query: Query) -> Stream:
+        """Nothing is computed before its first chunk is asked for. Raises ConfigError, PromptError, and ClusterError
+        once the model is closed."""
+        if not self._closed:
+            with named_as_keywords():
+                max_new_tokens, how = how_asked(self.opened.settings, query.options)
+                answer = self.answer(self._tokens(query), max_new_tokens, how)
+            stream = Stream(answer, lambda token: self._texts.text_of(token))
+            with self._lock:
+                if not self._closed:
+                    self._open.add(stream)
+                    return stream
+        raise ClusterError("the model is closed; load it again")
+
+    def _astream(self, query: Query) -> AsyncStream:
+        begin: Callable[[], Stream] = lambda: self._stream(query)  # noqa: E731 - the type is checked
+        return AsyncStream(begin)
 
     @cached_property
     def _texts(self) -> TokenTexts:
@@ -97,8 +145,15 @@ class Model(AnyModel):
             return self.opened.encode(text, special=False)  # the template brings its own
         return self.opened.encode(query.prompt) if isinstance(query.prompt, str) else query.prompt or []
 
-    def _end(self) -> None:
-        """Stop every node that was started for this model."""
+    def close(self) -> None:
+        """Give up the open answers, and stop every node that was started for this model. Any number of calls."""
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+            open_streams = list(self._open)
+        for stream in open_streams:
+            stream.cancel()
         with self.after_end, closing(self.cluster), self.before_end:
             pass
 

@@ -17,13 +17,12 @@ if TYPE_CHECKING:
 
 
 class Options(TypedDict, total=False):
-    """How to answer. What is left out is as was given to `odmoe.load`, else its default; of a served model, as the
-    server has it."""
+    """How to answer. What is left out is as was given to `odmoe.load`, else its default."""
 
     max_new_tokens: int
-    """128 by default; of a served model what the server has."""
+    """128 by default."""
     temperature: float | None
-    """0 takes the most probable token; so does a loaded model without any of temperature, top_p, top_k and sample."""
+    """0 takes the most probable token; so does a model without any of temperature, top_p, top_k and sample."""
     top_p: float | None
     top_k: int | None
     sample: bool

@@ -6,13 +6,14 @@ import asyncio
 import gc
 import threading
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 import odmoe
 from odmoe.api.async_stream import AHEAD, AsyncStream
-from odmoe.api.completion import Chunk, Ending, Stream
+from odmoe.api.completion import Chunk, Stream
 from scheduler.errors import PromptError, RequestCancelledError, RequestError
 
 PROMPT = "HAMLET: To be, or not"
@@ -23,29 +24,36 @@ def readers() -> list[threading.Thread]:
     return [thread for thread in threading.enumerate() if thread.name == "odmoe-async-answer"]
 
 
+class EndlessAnswer:
+    """Stands for a TextAnswer: a token each time that `more` is released, until it is cancelled."""
+
+    report = None
+
+    def __init__(self) -> None:
+        self.more = threading.Semaphore(0)
+        self.cancelled = threading.Event()
+
+    def __next__(self) -> Any:
+        assert self.more.acquire(timeout=LIMIT_S)
+        if self.cancelled.is_set():
+            raise RequestCancelledError("cancelled")
+        return "x", SimpleNamespace(token_id=5, logprobs=None, prompt_logprobs=None)
+
+    def cancel(self) -> None:
+        self.cancelled.set()
+        self.more.release()
+
+    def close(self) -> None:
+        self.cancelled.set()
+
+
 class Endless(Stream):
     """Gives chunks as `more` is released, and ends when it is cancelled."""
 
     def __init__(self) -> None:
-        super().__init__()
-        self.more = threading.Semaphore(0)
-        self.cancelled = threading.Event()
-
-    def _next(self) -> Chunk:
-        assert self.more.acquire(timeout=LIMIT_S)
-        if self.cancelled.is_set():
-            raise RequestCancelledError("cancelled")
-        return Chunk("x")
-
-    def _ending(self) -> Ending | None:
-        return None
-
-    def _cancel(self) -> None:
-        self.cancelled.set()
-        self.more.release()
-
-    def _close(self) -> None:
-        self.cancelled.set()
+        answer: Any = EndlessAnswer()
+        super().__init__(answer, str)
+        self.more, self.cancelled = answer.more, answer.cancelled
 
 
 def test_the_same_answers(model: odmoe.Model, expected: Callable[..., Any]) -> None:
@@ -243,7 +251,7 @@ class Counted(Endless):
             self.full.set()
         if self.cancelled.is_set():
             raise RequestCancelledError("cancelled")
-        return Chunk(str(self.asked))
+        return Chunk(str(self.asked), self.asked)
 
 
 def test_a_slow_reader_stops_the_answer() -> None:

@@ -1,1 +1,0 @@
-"""The model of a server with the OpenAI API."""
