@@ -91,7 +91,7 @@ def assemble(records: dict[str, list[SpanTuple]], offsets: dict[str, float]) -> 
 
 
 def write_trace(path: Path, spans: Iterable[Span], about: dict[str, Any]) -> None:
-    """For `odmoe trace`, ui.perfetto.dev and chrome://tracing. Raises OSError."""
+    """For ui.perfetto.dev and chrome://tracing. Raises OSError."""
     spans = list(spans)
     rows = sorted({span.row for span in spans}, key=_place)
     events: list[dict[str, Any]] = []

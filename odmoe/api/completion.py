@@ -145,6 +145,7 @@ class Stream(Closing, Iterator[Chunk]):
         """Raises StopIteration after the last one."""
         with named_as_keywords():
             text, step = next(self._answer)
+        assert step.token_id is not None  # a piece has a token
         if step.prompt_logprobs is not None:
             self._prompt_logprobs = [one and self._named(one) for one in step.prompt_logprobs]
         return Chunk(text, step.token_id, self._named(step.logprobs) if step.logprobs else None)

@@ -24,7 +24,6 @@ from odmoe.cli.prompts import read_prompts
 from odmoe.cli.serve import add_serve
 from odmoe.cli.simulate import add_simulate
 from odmoe.cli.systems import add_systems
-from odmoe.cli.trace import add_trace
 from odmoe.cli.train_predictor import add_train_predictor
 from odmoe.cli.verify import add_verify
 from odmoe.settings.settings import DTYPES, EXPERTS, Settings
@@ -167,7 +166,6 @@ add_plan(app)
 add_serve(app)
 add_simulate(app)
 add_systems(app)
-add_trace(app)
 add_train_predictor(app)
 add_verify(app)
 

@@ -289,9 +289,7 @@ class Settings(SystemSettings):
     chat: bool = setting(False, "true, false", "Apply the model's chat template to the prompt", heading="Sampling")
     system_prompt: str | None = setting(None, "text", "System message of the chat; needs --chat", heading="Sampling")
 
-    trace: str | None = setting(
-        None, "a file", "Write a trace of every node, for odmoe trace or ui.perfetto.dev", heading="Output"
-    )
+    trace: str | None = setting(None, "a file", "Write a trace of every node, for ui.perfetto.dev", heading="Output")
     record: str | None = setting(
         None, "a file", "Write the scheduler's events and commands, for odmoe simulate", heading="Output"
     )

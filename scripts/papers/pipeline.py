@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from odmoe.commands.trace import Panel, draw_panels
 from scheduler.alignment import LATE
 from scheduler.policies.system_config import SystemConfig
 from scheduler.simulation.requests import random_arrivals
@@ -19,6 +18,7 @@ from scheduler.simulation.simulate import Outcome, simulate_requests
 from scheduler.timing.profile import find_profile
 from scripts.lib.flags import positive, script_parser
 from scripts.lib.paths import RESULTS
+from scripts.papers.timeline import Panel, draw_panels
 
 SHOWN_S, BLOCK_SHOWN_S = 0.125, 0.25
 TOKENS = 96

@@ -93,7 +93,7 @@ def test_no_flag_is_a_paragraph(shown: list[str]) -> None:
     assert max(part.count("\n") for part in texts.split("│ --")) <= 3
 
 
-@pytest.mark.parametrize("name", ["bench", "trace", "train-predictor", "verify"])
+@pytest.mark.parametrize("name", ["bench", "train-predictor", "verify"])
 def test_flags_of_other_commands_read_like_those_of_generate(name: str) -> None:
     """A phrase without a full stop, and the default in it."""
     group = typer.main.get_command(app)

@@ -1,4 +1,4 @@
-"""The help of bench, trace, train-predictor and verify."""
+"""The help of bench, train-predictor and verify."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 from support.machines.cli import CommandLine
 
-TOOLS = ("bench", "trace", "train-predictor", "verify")
+TOOLS = ("bench", "train-predictor", "verify")
 HEAVY = ("torch", "transformers", "ray", "grpc", "matplotlib", "numpy")
 
 

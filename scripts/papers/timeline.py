@@ -1,7 +1,10 @@
-"""`odmoe trace`: a picture of a trace, in the manner of the OD-MoE paper's Figs 2, 4 and 5.
+"""Draws decoded tokens of a trace that `--trace` wrote, in the manner of the OD-MoE paper's Figs 2, 4 and 5.
 
 One row a node, time to the right. Red: the main node waits for a load. Yellow: the shadow waits for its alignment, the
-late departure.
+late departure. Token 0 is the first after the prompt.
+
+    .venv/bin/python -m scripts.papers.timeline trace.json
+    .venv/bin/python -m scripts.papers.timeline trace.json --token 3 --tokens 2 --output picture.png
 """
 
 from __future__ import annotations
@@ -24,6 +27,7 @@ from matplotlib.patches import Patch
 from scheduler.errors import ConfigError
 from scheduler.files import write_whole
 from scheduler.trace import Span, read_trace
+from scripts.lib.flags import positive, script_parser
 
 LOOKS: dict[str, tuple[str, float, float, str]] = {
     # span: colour, height, place in its row, name in the legend
@@ -82,11 +86,6 @@ class Panel:
     start: float
     end: float
     title: str
-
-
-def draw(spans: list[Span], start: float, end: float, title: str, out: Path, note: str = "") -> None:
-    """A picture of one panel."""
-    draw_panels([Panel(spans, start, end, title)], out, note)
 
 
 def draw_panels(panels: Sequence[Panel], out: Path, note: str = "") -> None:
@@ -202,14 +201,24 @@ def describe(about: dict[str, Any]) -> str:
     return f"{about.get('cluster', 'trace')}, shadow {about.get('shadow', '?')}{emulated}"
 
 
-def run_trace(file: Path, output: Path, token: int | None, tokens: int) -> str:
-    """Draw `tokens` decoded tokens of a trace, from number `token` on; None: one of median length.
-
-    Returns a line about what is drawn. Raises ConfigError where the file is no trace or has no such token, OSError.
-    """
-    spans, about = read_trace(file)
-    start, end, number = window(spans, token, tokens)
-    what = f"token {number}" if tokens == 1 else f"tokens {number} to {number + tokens - 1}"
+def main() -> None:
+    parser = script_parser(__doc__)
+    parser.add_argument("trace", type=Path, help="file that generate or simulate wrote with --trace")
+    parser.add_argument("--token", type=int, help="the first token to draw (one of median duration)")
+    parser.add_argument("--tokens", type=positive, default=1, help="how many of them (%(default)s)")
+    parser.add_argument("--output", type=Path, help="PNG to write (TRACE.png)")
+    args = parser.parse_args()
+    try:
+        spans, about = read_trace(args.trace)
+        start, end, number = window(spans, args.token, args.tokens)
+    except ConfigError as error:
+        parser.error(str(error))
+    output = args.output or args.trace.with_suffix(".png")
+    what = f"token {number}" if args.tokens == 1 else f"tokens {number} to {number + args.tokens - 1}"
     title = f"{describe(about)}, {what}: {summary(spans, start, end)}"
-    draw(spans, start, end, title, output, "labels: layer.expert, counted from 0")
-    return title
+    draw_panels([Panel(spans, start, end, title)], output, "labels: layer.expert, counted from 0")
+    print(f"{output}: {title}")
+
+
+if __name__ == "__main__":
+    main()
