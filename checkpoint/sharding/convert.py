@@ -11,6 +11,7 @@ import torch
 
 from checkpoint import family
 from checkpoint.formats.published import published_format
+from checkpoint.sharding.model_directory import cure
 from checkpoint.sharding.quantised_weight import QuantisedWeight
 from checkpoint.sharding.source import Source
 from checkpoint.sharding.weights import DTYPES, Dense, Place, places
@@ -254,7 +255,9 @@ class Conversion:
             _set(module, original)
         for target, trace in sorted(info.conversion_errors.items()):
             reason = trace.splitlines()[-2:][0]  # behind a traceback, and before what Transformers says of it
-            raise CorruptCheckpointError(f"{self.source.path}: {target} cannot be made: {reason}; fetch it again")
+            raise CorruptCheckpointError(
+                f"{self.source.path}: {target} cannot be made: {reason}; {cure(self.source.path)}"
+            )
         wrong = sorted(map(str, [*info.mismatched_keys, *info.error_msgs]))
         if wrong:
             raise CorruptCheckpointError(
