@@ -17,9 +17,9 @@ SMALL_SUFFIXES = (".json", ".model", ".jinja", ".txt", ".tiktoken")
 ADAPTER = "adapter_config.json"
 _LFS = b"version https://git-lfs.github.com/spec/"
 _MOST_NESTED = 64
-_DEPTH = re.compile(r"^(?!.*size).*(layer|block|depth|dense_replace)")
-_WIDTH = re.compile(r"_(size|dim|rank|heads|groups|channels|features)$")
-_PLAUSIBLE_DEPTH, _PLAUSIBLE_EXPERTS, _PLAUSIBLE_WIDTH = 256, 4096, 1 << 16
+_DEPTH = re.compile(r"^(?!.*(size|theta|base|token|_id)).*(layer|block|depth|dense_replace)")
+_WIDTH = re.compile(r"^(?!.*vocab).*_(size|dim|rank|heads|groups|channels|features)$")
+_PLAUSIBLE_DEPTH, _PLAUSIBLE_EXPERTS, _PLAUSIBLE_WIDTH = 256, 4096, 1 << 22
 """Never refused: an encoder of images, whose weights may not be in the files, has such sizes too."""
 _PACKED = 32
 """Numbers of one bit in an element."""
@@ -110,15 +110,15 @@ def check_config(file: Path, config: Mapping[str, Any], shapes: Collection[Seque
             most, what = max(_PACKED * longest, _PLAUSIBLE_WIDTH), f"no tensor longer than {longest}"
         else:
             continue
-        if not abs(value) <= most:
+        if abs(value) > most:
             raise CorruptCheckpointError(
                 f"{file} has {name} {str(value)[:24]}, and the weight files hold {what}; give the config.json that "
                 "belongs to them"
             )
 
 
-def _numbers(file: Path, value: Any, depth: int, name: str = "") -> Iterator[tuple[str, float]]:
-    """Every number in config.json with its key. Raises CorruptCheckpointError for one that is nested deeply."""
+def _numbers(file: Path, value: Any, depth: int, name: str = "") -> Iterator[tuple[str, int]]:
+    """Every whole number in config.json with its key. Raises CorruptCheckpointError for one that is nested deeply."""
     if depth > _MOST_NESTED:
         raise CorruptCheckpointError(f"{file} is nested more than {_MOST_NESTED} levels deep; {cure(file)}")
     if isinstance(value, dict):
@@ -127,5 +127,5 @@ def _numbers(file: Path, value: Any, depth: int, name: str = "") -> Iterator[tup
     elif isinstance(value, list):
         for one in value:
             yield from _numbers(file, one, depth + 1, name)
-    elif type(value) in (int, float):
+    elif type(value) is int:
         yield name, value
