@@ -76,8 +76,8 @@ def load_tokenizer(folder: Path, kind: type[ODMoEError] = CorruptStoreError) -> 
 
 @contextmanager
 def panics_named(kind: type[ODMoEError], what: str) -> Iterator[None]:
-    """Raises `kind` where the library of tokenizers, written in Rust, panics: a regular expression of tokenizer.json may
-    exceed its limits. Its PanicException is no Exception, and would end the thread."""
+    """Raises `kind` where the library of tokenizers, written in Rust, panics: a regular expression of tokenizer.json
+    may exceed its limits. Its PanicException is no Exception, and would end the thread."""
     try:
         yield
     except BaseException as error:

@@ -57,10 +57,10 @@ def _check_experts(plan: Conversion, layer: int) -> None:
     name, _ = plan.modules[layer]
     count = plan.experts(layer)
     for (target, _), group in plan.groups[layer].items():
-        if group.stacks and len(group.places) != count:
+        if group.stacks and len(group.places) < count:
             raise _missing(plan, [target], layer)
         shapes = Counter(place.shape for place in group.places.values())
-        if group.stacks and len(shapes) > 1:
+        if group.stacks and not group.dequantises and len(shapes) > 1:
             usual = shapes.most_common(1)[0][0]
             key, place = next((key, place) for key, place in group.places.items() if place.shape != usual)
             raise CorruptCheckpointError(
