@@ -258,6 +258,11 @@ def _check(manifest: Manifest, where: Path) -> None:
             raise CorruptStoreError(f"{where}: the entry of layer {number} is impossible; make the store again")
     if not manifest.layers:
         raise CorruptStoreError(f"{where} lists no layers; make the store again")
+    if not _possible_encoding(manifest):
+        raise CorruptStoreError(
+            f"{where}: encoding {manifest.encoding!r:.40} does not fit the layers, or this version does not know it; "
+            "make the store again"
+        )
     for number in manifest.layers:
         for spec in manifest.restored(number).tensors:
             if spec.dtype not in (manifest.dtype, "float32"):  # some families keep a parameter in float32
@@ -265,11 +270,6 @@ def _check(manifest: Manifest, where: Path) -> None:
                     f"{where} says {manifest.dtype}, but {spec.name} of the experts of layer {number} is {spec.dtype}; "
                     f"remove {where.parent}, and make the store again"
                 )
-    if not _possible_encoding(manifest):
-        raise CorruptStoreError(
-            f"{where}: encoding {manifest.encoding!r:.40} does not fit the layers, or this version does not know it; "
-            "make the store again"
-        )
 
 
 def _possible_encoding(manifest: Manifest) -> bool:
