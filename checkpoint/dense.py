@@ -73,7 +73,7 @@ def load_dense(
     lost = sorted(info["missing_keys"]) + sorted(map(str, info["mismatched_keys"]))
     if lost:
         raise CorruptStoreError(
-            f"{folder} lacks dense weights, the first is {lost[0]}: so did the checkpoint that the store was made from; "
+            f"{folder} lacks dense weights, the first is {lost[0]}; so did the checkpoint that the store was made of: "
             "give a whole checkpoint, and make the store again"
         )
     model.set_experts_implementation(EXPERTS_IMPLEMENTATION)

@@ -19,6 +19,8 @@ from checkpoint.sharding.weights import DTYPES, Dense
 from scheduler.errors import CorruptCheckpointError, MissingShardError
 
 META = "meta"
+_FEW = 4
+"""So many tensors are named in a message."""
 
 
 def check_complete(plan: Conversion) -> None:
@@ -121,10 +123,10 @@ def _missing(plan: Conversion, targets: list[str], layer: int | None = None) -> 
     """`targets`: Transformers' names of what is missing, or is made of it; experts' ones are of `layer`."""
     absent = _absent(plan, targets, layer) or targets
     known = f" ({targets[0]} in Transformers)" if absent[0] != targets[0] else ""
-    more = f" and {len(absent) - 1} more" if len(absent) > 1 else ""
+    more = f" and {len(absent) - _FEW} more" if len(absent) > _FEW else ""
     return MissingShardError(
-        f"{plan.source.path} lacks the tensor {absent[0]}{known}{more}, which this {plan.model.config.model_type} "
-        f"needs; {cure(plan.source.path)}"
+        f"{plan.source.path} lacks the tensor{'s' * (len(absent) > 1)} {', '.join(absent[:_FEW])}{more}{known}, which "
+        f"this {plan.model.config.model_type} needs; {cure(plan.source.path)}"
     )
 
 
