@@ -19,13 +19,13 @@ UNFINISHED = ".partial"
 
 @dataclass(frozen=True)
 class Stored:
-    """A store of the cache. `used`: seconds since 1970. `kept_as`: dtype, encoding and forms, or its fault."""
+    """A store of the cache. `format`: dtype, encoding and forms, or its fault. `last_used`: seconds since 1970."""
 
     name: str
     model: str
-    kept_as: str
-    nbytes: int
-    used: float
+    format: str
+    bytes: int
+    last_used: float
 
 
 def run_stores(remove: str | None, output: Output) -> None:
@@ -41,7 +41,7 @@ def run_stores(remove: str | None, output: Output) -> None:
         report: object = {"removed": remove, "bytes": nbytes}
         line = f"removed {remove}, {nbytes / 1e9:.2f} GB"
     else:
-        found = sorted((_stored(folder / name) for name in names), key=lambda one: -one.used)
+        found = sorted((_stored(folder / name) for name in names), key=lambda one: -one.last_used)
         report = {"folder": str(folder), "stores": [asdict(one) for one in found]}
         line = _table(folder, found)
     print(json.dumps(report) if output.json else line)
@@ -57,11 +57,11 @@ def _stored(path: Path) -> Stored:
         model, used = str(json.loads(record.read_text()).get("model", "")), record.stat().st_mtime
     try:
         manifest = ExpertStore.open(path).manifest
-        kept_as = ", ".join([manifest.dtype, *filter(None, [manifest.encoding]), *manifest.forms])
+        format = ", ".join([manifest.dtype, *filter(None, [manifest.encoding]), *manifest.forms])
         model = model or manifest.family
     except (StoreError, OSError):
-        kept_as = "unfinished" if path.name.endswith(UNFINISHED) else "damaged"
-    return Stored(path.name, model, kept_as, _size(path), used)
+        format = "unfinished" if path.name.endswith(UNFINISHED) else "damaged"
+    return Stored(path.name, model, format, _size(path), used)
 
 
 def _size(path: Path) -> int:
@@ -84,9 +84,9 @@ def _table(folder: Path, found: list[Stored]) -> str:
         return f"no stores in {folder}"
     rows = [("STORE", "MODEL", "FORMAT", "GB", "LAST USE")]
     for one in found:
-        day = time.strftime("%Y-%m-%d", time.localtime(one.used))
-        rows.append((one.name, one.model, one.kept_as, f"{one.nbytes / 1e9:.2f}", day))
+        day = time.strftime("%Y-%m-%d", time.localtime(one.last_used))
+        rows.append((one.name, one.model, one.format, f"{one.bytes / 1e9:.2f}", day))
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
-    total = sum(one.nbytes for one in found) / 1e9
+    total = sum(one.bytes for one in found) / 1e9
     return "\n".join([*lines, f"{total:.2f} GB in {folder}; odmoe stores --remove STORE removes one"])

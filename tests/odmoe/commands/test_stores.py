@@ -41,10 +41,10 @@ def test_model_format_size_and_last_use(cli: CommandLine, tiny: Path, cache: Pat
     second = prepare_store(str(tiny), None, None)
     found = listed(cli)
     assert [one["name"] for one in found] == [second.path.name, first.path.name], "the one used last first"
-    assert [one["kept_as"] for one in found] == ["float32", "bfloat16, int4"]
+    assert [one["format"] for one in found] == ["float32", "bfloat16, int4"]
     assert {one["model"] for one in found} == {str(tiny)}
-    assert found[0]["nbytes"] == sum(file.stat().st_size for file in second.path.rglob("*") if file.is_file())
-    assert abs(found[0]["used"] - time.time()) < 60
+    assert found[0]["bytes"] == sum(file.stat().st_size for file in second.path.rglob("*") if file.is_file())
+    assert abs(found[0]["last_used"] - time.time()) < 60
     prepare_store(str(tiny), None, "bfloat16")
     assert listed(cli)[0]["name"] == first.path.name
     lines = cli("stores").out.splitlines()
@@ -72,7 +72,7 @@ def test_what_is_damaged_is_listed_and_can_be_removed(cli: CommandLine, tiny: Pa
     store = prepare_store(str(tiny), None, None)
     (store.path / "manifest.json").write_text("{")
     shutil.copytree(store.path, cache / ".half.partial")
-    assert {one["name"]: one["kept_as"] for one in listed(cli)} == {
+    assert {one["name"]: one["format"] for one in listed(cli)} == {
         store.path.name: "damaged",
         ".half.partial": "unfinished",
     }
