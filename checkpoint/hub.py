@@ -60,7 +60,7 @@ def _model_snapshot(name: str) -> Path:
     """Configuration, tokenizer and templates first; then the weights: the one file, or those that the index names."""
     folder = _snapshot(name, SMALL_FILES, ignore_patterns=list(OTHERS))
     check_adapter(folder)
-    same = {"revision": folder.name} if re.fullmatch(r"[0-9a-f]{40}", folder.name) else {}
+    same: dict[str, Any] = {"revision": folder.name} if re.fullmatch(r"[0-9a-f]{40}", folder.name) else {}
     single = "model.safetensors"
     folder = _snapshot(name, [single], **same)
     if not (folder / single).exists() and (names := _indexed(folder / INDEX)):

@@ -94,7 +94,7 @@ class ExpertStore:
         """
         every: list[tuple[Manifest | Form, int, LayerSpec]] = [
             (held, number, layer)
-            for held in (self.manifest, *self.manifest.forms.values())
+            for held in self._held()
             for number, layer in held.layers.items()
             if only is None or layer.file in only
         ]
@@ -151,9 +151,13 @@ class ExpertStore:
     def _stamp(self, stamps: Path) -> Path:
         return stamps / hashlib.sha256(str(self.path.resolve()).encode()).hexdigest()[:32]
 
+    def _held(self) -> list[Manifest | Form]:
+        """What has a file for each layer."""
+        return [self.manifest, *self.manifest.forms.values()]
+
     def _state(self) -> dict[str, list[object]]:
         """What of each file would show a change. Raises StoreNotFoundError."""
-        layers = [layer for held in (self.manifest, *self.manifest.forms.values()) for layer in held.layers.values()]
+        layers = [layer for held in self._held() for layer in held.layers.values()]
         wanted = {layer.file: checksum("".join(blob.checksum for blob in layer.blobs).encode()) for layer in layers}
         try:
             dense = {f"{DENSE}/{file.name}": self.manifest.dense.get(file.name, "") for file in self.dense.iterdir()}

@@ -132,7 +132,10 @@ def _read_weights(source: Source, progress: Progress | None) -> str:
     """The digest of a checkpoint's weights, which are read once. Raises CorruptCheckpointError."""
     from checkpoint.sharding.identity import weights_digest
 
-    step = progress and (lambda done, total: progress("verify", done, total))
+    def step(done: int, total: int) -> None:
+        if progress:
+            progress("verify", done, total)
+
     try:
         return weights_digest(source, step, cache_dir() / "weights")
     except OSError as error:
