@@ -72,7 +72,10 @@ def load_dense(
         raise CorruptStoreError(f"the dense weights in {folder} do not fit config.json: {reason}") from error
     lost = sorted(info["missing_keys"]) + sorted(map(str, info["mismatched_keys"]))
     if lost:
-        raise CorruptStoreError(f"{folder} lacks dense weights, the first is {lost[0]}; make the store again")
+        raise CorruptStoreError(
+            f"{folder} lacks dense weights, the first is {lost[0]}; so did the checkpoint that the store was made of: "
+            "give a whole checkpoint, and make the store again"
+        )
     model.set_experts_implementation(EXPERTS_IMPLEMENTATION)
     for name, kind in kept.items():
         model.get_parameter(name).data = model.get_parameter(name).data.to(kind)

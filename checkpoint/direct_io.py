@@ -129,10 +129,10 @@ class Appender:
             os.close(self._descriptor)
 
 
-def write_synced(file: Path, text: str) -> None:
+def write_synced(file: Path, content: str | bytes) -> None:
     """Write a file that survives a power cut once its directory is synced. Raises OSError."""
-    with file.open("w") as stream:
-        stream.write(text)
+    with file.open("wb") as stream:
+        stream.write(content.encode() if isinstance(content, str) else content)
         stream.flush()
         os.fsync(stream.fileno())
 

@@ -7,6 +7,7 @@ through `transformers.integrations.moe.ALL_EXPERTS_FUNCTIONS`.
 from __future__ import annotations
 
 import contextlib
+import copy
 import functools
 import inspect
 import json
@@ -18,8 +19,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from checkpoint.formats.settings import without_quantisation
+from checkpoint.formats.unreadable import first_line
 from scheduler.errors import CheckpointError, ConfigError, NotMoEError, UnsupportedFamilyError
 from scheduler.types import ModelShape
+from scheduler.unknown_names import nearest
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
@@ -47,18 +50,84 @@ def dtype_name(dtype: torch.dtype) -> str:
 def config_from_dict(fields: dict[str, Any]) -> PreTrainedConfig:
     """The family's configuration object, of the dequantised model. For a model with images or audio it is that of the
     language model, as AutoModelForCausalLM uses it. Raises CheckpointError for a family that Transformers does not
-    know."""
+    know, or a value that it refuses."""
+    return _language_part(whole_config(fields))
+
+
+def whole_config(fields: dict[str, Any]) -> PreTrainedConfig:
+    """The same, for a model with images or audio that of the whole. A `model_type` that Transformers does not know
+    counts as that of the class in `architectures`, if it knows the class."""
     from transformers import AutoConfig, PreTrainedConfig
 
     fields = PreTrainedConfig._decode_special_floats(without_quantisation(fields))  # JSON has no infinity
-    model_type = fields.get("model_type", "")
+    if isinstance(text := fields.get("text_config"), dict) and (alias := _known_type(text)):
+        fields["text_config"] = text | {"model_type": alias}
+    model_type = _known_type(fields)
+    if model_type is None:
+        raise _unknown_type(fields)
     try:
-        config = AutoConfig.for_model(model_type, **{k: v for k, v in fields.items() if k != "model_type"})
-        return _language_part(config)
+        return AutoConfig.for_model(model_type, **{k: v for k, v in fields.items() if k != "model_type"})
     except Exception as error:
         raise CheckpointError(
-            f"model_type {model_type!r} in config.json is not one that Transformers knows or can build: {error}"
+            f"config.json describes no {model_type} model that Transformers {transformers_version()} can build: "
+            f"{' '.join(str(error).split()) or type(error).__name__:.300}"
         ) from error
+
+
+def is_alias(fields: dict[str, Any]) -> bool:
+    """Whether Transformers knows the model by its `architectures` alone."""
+    text = fields.get("text_config")
+    parts = [fields, text] if isinstance(text, dict) and "model_type" in text else [fields]
+    return any(_known_type(part) not in (None, part.get("model_type")) for part in parts)
+
+
+def transformers_version() -> str:
+    """That of the installed Transformers."""
+    from transformers import __version__
+
+    return str(__version__)
+
+
+def _known_type(fields: dict[str, Any]) -> str | None:
+    """The `model_type`, or that of the architecture; None if Transformers knows neither."""
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+    model_type = fields.get("model_type")
+    if isinstance(model_type, str) and model_type in CONFIG_MAPPING:
+        return model_type
+    known = _types_by_architecture() if isinstance(model_type, str) and model_type else {}
+    return next((known[name] for name in _architectures(fields) if name in known), None)
+
+
+def _architectures(fields: dict[str, Any]) -> list[str]:
+    found = fields.get("architectures")
+    return [name for name in found if isinstance(name, str)] if isinstance(found, list) else []
+
+
+def _unknown_type(fields: dict[str, Any]) -> CheckpointError:
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+    model_type, classes = fields.get("model_type"), ", ".join(_architectures(fields))
+    beside = f" and architectures {classes:.80}" if classes else ""
+    near = nearest(model_type, sorted(CONFIG_MAPPING)) or "; check config.json, or give another model"
+    return CheckpointError(
+        f"config.json has model_type {str(model_type)[:80]!r}{beside}, which Transformers {transformers_version()} "
+        f"does not know{near}"
+    )
+
+
+@functools.cache
+def _types_by_architecture() -> dict[str, str]:
+    """The model_type of each class of language models, and of models of images and text."""
+    from transformers.models.auto import modeling_auto
+
+    mappings = modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, modeling_auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES
+    found: dict[str, str] = {}
+    for mapping in mappings:
+        for model_type, names in mapping.items():
+            for name in (names,) if isinstance(names, str) else names:
+                found.setdefault(name, model_type)
+    return found
 
 
 def _language_part(config: PreTrainedConfig) -> PreTrainedConfig:
@@ -138,6 +207,11 @@ dtype, how weights are tied), and two threads would restore each other's values.
 def meta_model(config: PreTrainedConfig, dtype: torch.dtype) -> PreTrainedModel:
     """The whole model on the meta device, as `from_pretrained` would build it in `dtype`."""
     cls = model_class(config)
+    config = copy.deepcopy(config)
+    config.dtype = dtype
+    for part in (getattr(config, name, None) for name in config.sub_configs):  # a part is built in its own dtype
+        if part is not None:
+            part.dtype = dtype
     try:
         with BUILDING, contextlib.ExitStack() as stack:
             for context in cls.get_init_context(dtype, False, False, None):
@@ -145,7 +219,7 @@ def meta_model(config: PreTrainedConfig, dtype: torch.dtype) -> PreTrainedModel:
             return cls(config)
     except Exception as error:
         raise CheckpointError(
-            f"config.json describes no {config.model_type} model that can be built: {error!r}; fetch it again"
+            f"config.json describes no {config.model_type} model that can be built: {first_line(error)}"
         ) from error
 
 

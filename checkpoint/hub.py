@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 import difflib
+import glob
+import json
 import os
+import re
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
+from checkpoint.sharding.model_directory import INDEX, SMALL_SUFFIXES, check_adapter
 from scheduler.errors import CheckpointError, UnsupportedFormatError
 
-MODEL_FILES = ("*.json", "*.safetensors", "*.model", "*.jinja", "*.txt")
+SMALL_FILES = tuple(f"*{suffix}" for suffix in SMALL_SUFFIXES)
+OTHERS = ("*/*", "consolidated*", "pytorch_model*", "tf_model*", "flax_model*", "*.ggml.*", "*.onnx*")
+"""What is not read: folders such as `original/`, and the weights, and their indices, of other formats."""
 
 
-def find_model(name: str, files: Sequence[str] = MODEL_FILES, download: bool = True) -> Path:
-    """A path, which may not exist, or is a GGUF file; or the snapshot of a Hub repository (`org/name`), with those
-    `files` (patterns) of it. Without `download`, only the local Hub cache is searched. HF_HOME and HF_HUB_OFFLINE
-    apply.
+def find_model(name: str, files: Sequence[str] | None = None, download: bool = True) -> Path:
+    """A path, which may not exist, or is a GGUF file; or the snapshot of a Hub repository (`org/name`), with what a
+    model needs of it, or those `files` (patterns). Without `download`, only the local Hub cache is searched. HF_HOME
+    and HF_HUB_OFFLINE apply.
 
     Raises CheckpointError, or UnsupportedFormatError for directories and repositories of GGUF files.
     """
@@ -23,7 +30,6 @@ def find_model(name: str, files: Sequence[str] = MODEL_FILES, download: bool = T
     _check_gguf(path)
     if path.exists() or name.count("/") != 1 or path.suffix in (".json", ".gguf") or name.startswith((".", "/", "~")):
         return path
-    from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
     if name.lower().endswith("gguf"):
@@ -32,7 +38,7 @@ def find_model(name: str, files: Sequence[str] = MODEL_FILES, download: bool = T
             "repository that they were made from"
         )
     try:
-        return Path(snapshot_download(name, allow_patterns=list(files), local_files_only=not download))
+        return _snapshot(name, files, download) if files is not None or not download else _model_snapshot(name)
     except HFValidationError as error:
         raise _missing(name, path, "no name of a Hub repository") from error
     except LocalEntryNotFoundError as error:
@@ -41,6 +47,34 @@ def find_model(name: str, files: Sequence[str] = MODEL_FILES, download: bool = T
         raise _missing(name, path, "no Hub repository that can be read") from error
     except OSError as error:
         raise _missing(name, path, f"not to be had from the Hub ({error})") from error
+
+
+def _snapshot(name: str, files: Sequence[str] | None, download: bool = True, **more: Any) -> Path:
+    from huggingface_hub import snapshot_download
+
+    wanted = None if files is None else list(files)
+    return Path(snapshot_download(name, allow_patterns=wanted, local_files_only=not download, **more))
+
+
+def _model_snapshot(name: str) -> Path:
+    """Configuration, tokenizer and templates first; then the weights: the one file, or those that the index names."""
+    folder = _snapshot(name, SMALL_FILES, ignore_patterns=list(OTHERS))
+    check_adapter(folder)
+    same: dict[str, Any] = {"revision": folder.name} if re.fullmatch(r"[0-9a-f]{40}", folder.name) else {}
+    single = "model.safetensors"
+    folder = _snapshot(name, [single], **same)
+    if not (folder / single).exists() and (names := _indexed(folder / INDEX)):
+        folder = _snapshot(name, [glob.escape(name) for name in names], **same)
+    return folder
+
+
+def _indexed(index: Path) -> list[str]:
+    """The weight files that an index names; none if it is no index, which `open_source` says."""
+    try:
+        names = set(json.loads(index.read_bytes())["weight_map"].values())
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
+        return []
+    return sorted(name for name in names if isinstance(name, str) and Path(name).name == name)
 
 
 def _check_gguf(path: Path) -> None:

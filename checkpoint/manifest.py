@@ -263,6 +263,13 @@ def _check(manifest: Manifest, where: Path) -> None:
             f"{where}: encoding {manifest.encoding!r:.40} does not fit the layers, or this version does not know it; "
             "make the store again"
         )
+    for number in manifest.layers:
+        for spec in manifest.restored(number).tensors:
+            if spec.dtype not in (manifest.dtype, "float32"):  # some families keep a parameter in float32
+                raise CorruptStoreError(
+                    f"{where} says {manifest.dtype}, but {spec.name} of the experts of layer {number} is {spec.dtype}; "
+                    f"remove {where.parent}, and make the store again"
+                )
 
 
 def _possible_encoding(manifest: Manifest) -> bool:

@@ -14,7 +14,7 @@ import contextlib
 import hashlib
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -86,11 +86,19 @@ class ExpertStore:
         """
         return self.manifest.layers[layer].views(buffer)
 
-    def verify(self, progress: Callable[[int, int], None] | None = None) -> Checked:
+    def verify(self, progress: Callable[[int, int], None] | None = None, only: set[str] | None = None) -> Checked:
         """Read every blob, of every form, and the dense part from the disk and compare checksums. Raises
-        CorruptStoreError naming the expert and the file."""
-        every: list[Manifest | Form] = [self.manifest, *self.manifest.forms.values()]
-        total, done = sum(held.expert_bytes for held in every), 0
+        CorruptStoreError naming the expert and the file.
+
+        `only`: these files alone, by their paths in the store.
+        """
+        every: list[tuple[Manifest | Form, int, LayerSpec]] = [
+            (held, number, layer)
+            for held in self._held()
+            for number, layer in held.layers.items()
+            if only is None or layer.file in only
+        ]
+        total, done = sum(blob.length for _, _, layer in every for blob in layer.blobs), 0
 
         def step(nbytes: int) -> None:
             nonlocal done
@@ -99,53 +107,65 @@ class ExpertStore:
                 progress(done, total)
 
         try:
-            for held in every:
-                what = (
-                    _again(self.path, held.form) if isinstance(held, Form) else "make the store again with odmoe shard"
-                )
-                for number, layer in held.layers.items():
-                    if fault := blob_fault(self.path, number, layer, step):
-                        raise CorruptStoreError(f"{fault}; {what}")
-            if fault := dense_fault(self.path, self.manifest.dense):
+            for held, number, layer in every:
+                if fault := blob_fault(self.path, number, layer, step):
+                    again = "make the store again with odmoe shard"
+                    raise CorruptStoreError(
+                        f"{fault}; {_again(self.path, held.form) if isinstance(held, Form) else again}"
+                    )
+            sums = self.manifest.dense
+            checked = sums if only is None else {n: value for n, value in sums.items() if f"{DENSE}/{n}" in only}
+            if fault := dense_fault(self.path, sums, set(checked)):
                 raise CorruptStoreError(f"{fault}; make the store again")
-            dense = [file.stat().st_size for file in self.dense.iterdir()]
+            dense = [(self.dense / name).stat().st_size for name in checked]
         except OSError as error:
             where = error.filename or self.path
             if not (self.path / MANIFEST).exists():
                 raise removed(self.path) from error
             raise CorruptStoreError(f"{where} cannot be read ({error.strerror}); make the store again") from error
-        blobs = sum(len(layer.blobs) for held in every for layer in held.layers.values())
-        return Checked(blobs, len(dense), total + sum(dense))
+        return Checked(sum(len(layer.blobs) for _, _, layer in every), len(dense), total + sum(dense))
 
     def verify_once(self, stamps: Path, progress: Callable[[int, int], None] | None = None) -> bool:
-        """Verify unless the same files (size, inode, change time) passed before. True if it read them.
+        """Verify the files that are not those (size, inode, times, checksums of the manifest) that passed before. True
+        if it read any.
 
         `stamps` is the directory of records. Without write access to it every call verifies.
         """
         stamp = self._stamp(stamps)
         state = self._state()
-        with contextlib.suppress(OSError, UnicodeDecodeError):
-            if stamp.read_text() == state:
-                return False
-        self.verify(progress)
-        _record(stamp, state)
+        passed: dict[str, object] = {}
+        with contextlib.suppress(OSError, ValueError, RecursionError):
+            found = json.loads(stamp.read_text())
+            passed = found if isinstance(found, dict) else {}
+        changed = {name for name, of in state.items() if passed.get(name) != of}
+        if not changed and state.keys() == passed.keys():
+            return False
+        self.verify(progress, changed)
+        _record(stamp, json.dumps(state))
         return True
 
     def trust(self, stamps: Path) -> None:
         """Record these files as verified: this process has just written them, with their checksums."""
-        _record(self._stamp(stamps), self._state())
+        _record(self._stamp(stamps), json.dumps(self._state()))
 
     def _stamp(self, stamps: Path) -> Path:
         return stamps / hashlib.sha256(str(self.path.resolve()).encode()).hexdigest()[:32]
 
-    def _state(self) -> str:
-        """Raises StoreNotFoundError."""
-        files = sorted(p for p in self.path.rglob("*") if p.is_file())
+    def _held(self) -> list[Manifest | Form]:
+        """What has a file for each layer."""
+        return [self.manifest, *self.manifest.forms.values()]
+
+    def _state(self) -> dict[str, list[object]]:
+        """What of each file would show a change. Raises StoreNotFoundError."""
+        layers = [layer for held in self._held() for layer in held.layers.values()]
+        wanted = {layer.file: checksum("".join(blob.checksum for blob in layer.blobs).encode()) for layer in layers}
         try:
-            stats = [(p.name, p.stat()) for p in files]
+            dense = {f"{DENSE}/{file.name}": self.manifest.dense.get(file.name, "") for file in self.dense.iterdir()}
+            stats = {name: (self.path / name).stat() for name in sorted(wanted | dense)}
         except FileNotFoundError as error:
             raise removed(self.path) from error
-        return json.dumps([[n, s.st_size, s.st_ino, s.st_mtime_ns, s.st_ctime_ns] for n, s in stats])
+        sums = wanted | dense
+        return {n: [s.st_size, s.st_ino, s.st_mtime_ns, s.st_ctime_ns, sums[n]] for n, s in stats.items()}
 
 
 def removed(folder: Path) -> StoreNotFoundError:
@@ -230,14 +250,15 @@ def blob_fault(folder: Path, number: int, layer: LayerSpec, step: Callable[[int]
         os.close(descriptor)
 
 
-def dense_fault(folder: Path, sums: dict[str, str]) -> str | None:
-    """The first fault of the dense part of the store in `folder`, or None. Raises OSError."""
+def dense_fault(folder: Path, sums: dict[str, str], only: Collection[str] | None = None) -> str | None:
+    """The first fault of the dense part of the store in `folder`, or None. `only`: the files that are read; None for
+    all. Raises OSError."""
     found = {file.name for file in (folder / DENSE).iterdir()} if (folder / DENSE).is_dir() else set()
     if stranger := min(found - sums.keys(), default=None):
         return f"{folder / DENSE / stranger} is none of the store's files"
     for name, value in sums.items():
         file = folder / DENSE / name
-        if not file.is_file() or file_checksum(file) != value:
+        if not file.is_file() or ((only is None or name in only) and file_checksum(file) != value):
             return f"{file} is missing or fails its checksum"
     return None
 

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
+import json
 import os
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,7 +17,7 @@ from checkpoint.native.encodings import DEQUANTISED
 from checkpoint.sharding.partial_store import sweep
 from checkpoint.sharding.source import Source, open_source
 from checkpoint.store import ExpertStore
-from scheduler.errors import CorruptStoreError, StoreWriteError
+from scheduler.errors import CorruptCheckpointError, CorruptStoreError, StoreWriteError
 
 if TYPE_CHECKING:
     from checkpoint.sharding.shard import Made
@@ -47,7 +51,7 @@ def prepare_store(
     """
     path = find_model(model)
     source = None if (path / MANIFEST).is_file() and not store else open_source(path)
-    cached = _cached(source, dtype, experts) if source and not store else None
+    cached = _cached(source, dtype, experts, progress, check) if source and not store else None
     try:
         if source is None:
             from checkpoint.sharding.shard import check_same
@@ -64,6 +68,7 @@ def prepare_store(
         if cached is None:
             raise
         raise CorruptStoreError(f"{error}; remove {cached}, and the next run makes it again") from error
+    _note_use(opened, model)
     return opened if forms_needed is None else with_forms(opened, forms_needed(opened), progress)
 
 
@@ -95,29 +100,46 @@ def make_or_open(
 
     Raises CheckpointError, StoreError.
     """
-    from checkpoint.sharding.dense_files import add_files
+    from checkpoint.sharding.dense_files import refresh
     from checkpoint.sharding.shard import Made, check_same, make_store
-    from odmoe.text import has_vocabulary
 
     if (target / MANIFEST).is_file():
-        store = check_same(ExpertStore.open(target), source, dtype, experts)
-        if has_vocabulary(source.path) and not has_vocabulary(store.dense):
-            try:
-                store = add_files(store, source)
-            except OSError as error:
-                raise StoreWriteError(
-                    f"the tokenizer of {source.path} cannot be copied into {target}: {error.strerror}"
-                ) from error
-        return Made(store, False, 0)
+        store = ExpertStore.open(target)
+        if store.manifest.fingerprint != source.fingerprint:  # else a store of an earlier version
+            _read_weights(source, progress)
+        made = Made(check_same(store, source, dtype, experts), False, 0)
+    else:
+        try:
+            target.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise StoreWriteError(
+                f"the folder {target.parent} cannot be made: {error.strerror}; choose another place with --store, or "
+                "with XDG_CACHE_HOME for all stores"
+            ) from error
+        sweep(cache_dir() / "stores", ABANDONED_S)
+        made = make_store(source, target, dtype, progress, check, experts)
+        _read_weights(source, progress)  # records what `make_store` has found
     try:
-        target.parent.mkdir(parents=True, exist_ok=True)
+        return replace(made, store=refresh(made.store, source))
     except OSError as error:
         raise StoreWriteError(
-            f"the folder {target.parent} cannot be made: {error.strerror}; choose another place with --store, or with "
-            "XDG_CACHE_HOME for all stores"
+            f"files of {source.path} have changed, and cannot be copied into the store {target}: {error.strerror}; "
+            "make it writable, or give another --store"
         ) from error
-    sweep(cache_dir() / "stores", ABANDONED_S)
-    return make_store(source, target, dtype, progress, check, experts)
+
+
+def _read_weights(source: Source, progress: Progress | None) -> str:
+    """The digest of a checkpoint's weights, which are read once. Raises CorruptCheckpointError."""
+    from checkpoint.sharding.identity import weights_digest
+
+    def step(done: int, total: int) -> None:
+        if progress:
+            progress("verify", done, total)
+
+    try:
+        return weights_digest(source, step, cache_dir() / "weights")
+    except OSError as error:
+        raise CorruptCheckpointError(f"{error.filename or source.path} cannot be read: {error.strerror}") from error
 
 
 def stamps_dir() -> Path:
@@ -125,13 +147,50 @@ def stamps_dir() -> Path:
     return cache_dir() / "verified"
 
 
-def _cached(source: Source, dtype: str | None, experts: str | None) -> Path:
-    """The store's place in the cache. Its name is made of the checkpoint's name, dtype, sizes and times and the oldest
-    format of stores, so that a checkpoint that has changed gets a new store."""
-    stored_dtype = dtype or str(source.config.get("dtype") or source.config.get("torch_dtype") or source.dtype)
-    name = f"{source.path.resolve().name}-{stored_dtype}-{OLDEST_FORMAT}-{source.stamp[:16]}"
-    name += "-dequantised" if experts == DEQUANTISED else ""
+def _cached(
+    source: Source,
+    dtype: str | None,
+    experts: str | None,
+    progress: Progress | None,
+    check: Callable[[Source], None] | None,
+) -> Path:
+    """The store's place in the cache. Its name is made of what is in it: the weights, the structure of the model and
+    the dtype. Raises CheckpointError."""
+    from checkpoint.family import config_from_dict
+    from checkpoint.sharding.identity import is_read, structure
+    from checkpoint.sharding.shard import checked_plan, store_dtype
+
+    kept_as = "-dequantised" if experts == DEQUANTISED else ""
+    if (former := _former(source, dtype, kept_as)).is_dir():
+        return former
+    kind, stored = structure(source.config), store_dtype(source, dtype)
+    family = config_from_dict(source.config).model_type
+    if not is_read(source, cache_dir() / "weights"):
+        checked_plan(source, stored, check)  # reading takes minutes
+    contents = hashlib.sha256(f"{kind} {_read_weights(source, progress)}".encode()).hexdigest()[:16]
+    return cache_dir() / "stores" / f"{family}-{stored}-{contents}{kept_as}"
+
+
+def _former(source: Source, dtype: str | None, kept_as: str) -> Path:
+    """The place that an earlier version gave the store of a checkpoint in which nothing has changed since."""
+    stored = Path(dtype or str(source.config.get("dtype") or source.config.get("torch_dtype") or source.dtype)).name
+    name = f"{source.path.resolve().name}-{stored}-{OLDEST_FORMAT}-{source.stamp[:16]}{kept_as}"
     return cache_dir() / "stores" / name
+
+
+def _note_use(store: ExpertStore, model: str) -> None:
+    """Record when a store of the cache was used, and for which model. Without write access nothing is recorded."""
+    if store.path.parent != cache_dir() / "stores":
+        return
+    with contextlib.suppress(OSError):
+        folder = uses_dir()
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / store.path.name).write_text(json.dumps({"model": model, "dtype": store.manifest.dtype}))
+
+
+def uses_dir() -> Path:
+    """The folder that records which store was used last when, and for which model."""
+    return cache_dir() / "used"
 
 
 def open_verified(path: str) -> ExpertStore:

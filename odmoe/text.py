@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -54,7 +55,10 @@ def load_tokenizer(folder: Path, kind: type[ODMoEError] = CorruptStoreError) -> 
     from transformers import AutoTokenizer
 
     try:
-        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+        with panics_named(kind, f"no tokenizer can be read from {folder}"):
+            tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    except ODMoEError:
+        raise
     except Exception as error:  # the tokenizers library raises Exception itself
         if not folder.is_dir():  # Transformers would look for it on the Hub
             raise removed(folder) from error
@@ -68,6 +72,19 @@ def load_tokenizer(folder: Path, kind: type[ODMoEError] = CorruptStoreError) -> 
             "are complete"
         )
     return tokenizer
+
+
+@contextmanager
+def panics_named(kind: type[ODMoEError], what: str) -> Iterator[None]:
+    """Raises `kind` where the library of tokenizers, written in Rust, panics: a regular expression of tokenizer.json
+    may exceed its limits. Its PanicException is no Exception, and would end the thread."""
+    try:
+        yield
+    except BaseException as error:
+        if type(error).__name__ != "PanicException":
+            raise
+        reason = (str(error).splitlines() or ["it panicked"])[0]
+        raise kind(f"{what}: {reason}; check the regular expressions in the model's tokenizer.json") from error
 
 
 def check_tokenizer(source: Source) -> None:
@@ -89,7 +106,8 @@ def encode(tokenizer: Any, prompt: str, context: int, special: bool = True) -> l
     except UnicodeEncodeError as error:
         raise PromptError(f"the prompt is not UTF-8 text (character {error.start}); convert it") from error
     _check_length(tokenizer, prompt, context)
-    ids: list[int] = tokenizer(prompt, add_special_tokens=special)["input_ids"]
+    with panics_named(PromptError, "the model's tokenizer cannot read this prompt"):
+        ids: list[int] = tokenizer(prompt, add_special_tokens=special)["input_ids"]
     if not prompt or not ids:
         raise PromptError("the prompt is empty; give at least one character")
     if len(ids) >= context:
@@ -159,7 +177,8 @@ class TextStream:
         return self._text_of(self._ids[start:])
 
     def _text_of(self, ids: list[int]) -> str:
-        text: str = self._tokenizer.decode(ids, skip_special_tokens=not self._special)
+        with panics_named(CorruptStoreError, "the model's tokenizer cannot turn tokens into text"):
+            text: str = self._tokenizer.decode(ids, skip_special_tokens=not self._special)
         return text
 
     def _take(self, text: str) -> str:

@@ -104,14 +104,14 @@ class PublishedFormat(ABC):
         held = next(iter(names))
         return CorruptCheckpointError(
             f"{parts[held].file} holds {names[held]}, but {self.path} has no {part}, which belongs to it; "
-            "fetch it again"
+            "fetch it again, if it was downloaded"
         )
 
     def check_finite(self, name: str, scales: torch.Tensor) -> None:
         """Raises CorruptCheckpointError for scales of NaN or infinity."""
         if not bool(torch.isfinite(scales.float()).all()):
             raise CorruptCheckpointError(
-                f"{self.path}: {name} holds a scale of NaN or infinity; fetch the checkpoint again"
+                f"{self.path}: {name} holds a scale of NaN or infinity; fetch it again, if it was downloaded"
             )
 
     def rows(self, parts: dict[str, Place]) -> int | None:

@@ -39,7 +39,7 @@ class BlockFp8(PublishedFormat):
         if block is not None and not _is_block(block):
             raise UnsupportedFormatError(
                 f"{path}: weight_block_size {block!r} in the quantization_config of config.json is no pair of positive "
-                "numbers; fetch it again"
+                "numbers; fetch it again, if it was downloaded"
             )
         self._block: tuple[int, int] | None = None if block is None else (block[0], block[1])
 
@@ -80,14 +80,14 @@ class BlockFp8(PublishedFormat):
         if weight.dtype not in (*_EIGHT_BITS, _FOUR_BITS) or len(weight.shape) < 2:
             raise CorruptCheckpointError(
                 f"{weight.file}: {names[_WEIGHT]} is {weight.dtype} {list(weight.shape)} and has scales; a matrix of "
-                f"{', '.join(_EIGHT_BITS)} or {_FOUR_BITS} was expected; fetch it again"
+                f"{', '.join(_EIGHT_BITS)} or {_FOUR_BITS} was expected; fetch it again, if it was downloaded"
             )
         grids = self._grids(weight, scale)
         if scale.dtype not in _SCALES or _grid(scale.shape) not in grids:
             wanted = " or ".join(str(list(grid)) for grid in grids)
             raise CorruptCheckpointError(
                 f"{scale.file}: {names[_SCALE]} is {scale.dtype} {list(scale.shape)}, its weight "
-                f"{list(weight.shape)} wants {wanted}; fetch it again"
+                f"{list(weight.shape)} wants {wanted}; fetch it again, if it was downloaded"
             )
 
     def _grids(self, weight: Place, scale: Place) -> list[tuple[int, ...]]:

@@ -67,7 +67,7 @@ class CompressedTensors(PublishedFormat):
         if scale.shape and scale.shape[0] not in (1, weight.shape[0]) and not blocks:
             raise CorruptCheckpointError(
                 f"{scale.file}: {names['weight_scale']} is {list(scale.shape)}, its weight has {weight.shape[0]} rows; "
-                "fetch it again"
+                "fetch it again, if it was downloaded"
             )
 
     def shape(self, parts: dict[str, Place]) -> tuple[int, ...]:

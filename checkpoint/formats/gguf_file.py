@@ -74,7 +74,9 @@ def read_gguf(path: Path) -> GgufFile:
     architecture = metadata["general.architecture"]
     parts = metadata.get("split.count", 1)
     if not isinstance(parts, int) or parts < 0:
-        raise CorruptCheckpointError(f"{path} is damaged: its split.count is {parts!r}; fetch it again")
+        raise CorruptCheckpointError(
+            f"{path} is damaged: its split.count is {parts!r}; fetch it again, if it was downloaded"
+        )
     if parts > 1:
         raise UnsupportedFormatError(
             f"{path} is one of {parts} parts of a GGUF file; join them with: llama-gguf-split --merge FIRST NEW, and "
@@ -134,7 +136,9 @@ def _tokenizer(path: Path, stamp: tuple[int, int]) -> Any:
     try:
         return AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name, local_files_only=True)
     except Exception as error:  # the tokenizers library raises Exception itself
-        raise CorruptCheckpointError(f"no tokenizer can be read from {path}: {error}; fetch it again") from error
+        raise CorruptCheckpointError(
+            f"no tokenizer can be read from {path}: {error}; fetch it again, if it was downloaded"
+        ) from error
 
 
 def _whole(path: Path, read: Callable[[], T]) -> T:
@@ -147,7 +151,9 @@ def _whole(path: Path, read: Callable[[], T]) -> T:
             f"{path} is damaged, or not a whole GGUF file{small} ({first_line(error)}); {REMEDY}"
         ) from error
     except OSError as error:
-        raise CorruptCheckpointError(f"{path} cannot be read ({error.strerror or error}); fetch it again") from error
+        raise CorruptCheckpointError(
+            f"{path} cannot be read ({error.strerror or error}); fetch it again, if it was downloaded"
+        ) from error
 
 
 def _header(path: Path) -> tuple[dict[str, Any], dict[str, GgufTensor], int]:

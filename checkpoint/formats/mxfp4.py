@@ -59,4 +59,6 @@ class Mxfp4(PublishedFormat):
 
     def check(self, word: str, name: str, tensor: torch.Tensor) -> None:
         if word.endswith("_scales") and bool((tensor == _NAN).any()):
-            raise CorruptCheckpointError(f"{self.path}: {name} holds a scale of NaN; fetch the checkpoint again")
+            raise CorruptCheckpointError(
+                f"{self.path}: {name} holds a scale of NaN; fetch it again, if it was downloaded"
+            )

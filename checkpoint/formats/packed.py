@@ -68,7 +68,7 @@ class PackedFormat(PublishedFormat):
         if place.dtype != dtype or place.shape != shape:
             raise CorruptCheckpointError(
                 f"{place.file}: {name} is {place.dtype} {list(place.shape)}, its weight wants {dtype} {list(shape)}; "
-                "fetch it again"
+                "fetch it again, if it was downloaded"
             )
 
     def check(self, word: str, name: str, tensor: torch.Tensor) -> None:

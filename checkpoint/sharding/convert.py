@@ -11,6 +11,7 @@ import torch
 
 from checkpoint import family
 from checkpoint.formats.published import published_format
+from checkpoint.sharding.model_directory import cure
 from checkpoint.sharding.quantised_weight import QuantisedWeight
 from checkpoint.sharding.source import Source
 from checkpoint.sharding.weights import DTYPES, Dense, Place, places
@@ -34,6 +35,13 @@ class Group:
     def dequantises(self) -> bool:
         return any(map(_dequantises, getattr(self.converter, "operations", ())))
 
+    @property
+    def stacks(self) -> bool:
+        """Whether each tensor is one expert's."""
+        rules = list(getattr(self.converter, "operations", ()))
+        rules = rules[1:] if rules and _dequantises(rules[0]) else rules
+        return bool(rules) and type(rules[0]).__name__ == "MergeModulelist" and rules[0].dim == 0
+
     def experts(self, first: int, last: int, count: int) -> dict[str, Place] | None:
         """The tensors of experts first..last - 1 of `count`; None if they cannot be separated.
 
@@ -43,7 +51,7 @@ class Group:
         """
         rules = list(self.converter.operations) if self.converter else []
         first_rule = rules.pop(0) if rules and _dequantises(rules[0]) else None
-        stacks = bool(rules) and type(rules[0]).__name__ == "MergeModulelist" and rules[0].dim == 0
+        stacks = self.stacks
         if not all(_leaves_rows(rule) for rule in rules[1 if stacks else 0 :]):
             return None
         if stacks:
@@ -224,8 +232,9 @@ class Conversion:
             for key, tensor in tensors.items():
                 self.format.check(self.words.get(key, ""), key, tensor)
 
-    def convert(self, part: Part, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """The parameters of a part's experts, each [last - first, ...]; they may share memory with `tensors`.
+    def convert(self, part: Part, tensors: dict[str, torch.Tensor], device: str = "cpu") -> dict[str, torch.Tensor]:
+        """The parameters of a part's experts, each [last - first, ...]; they may share memory with `tensors`. On the
+        meta device neither has bytes, and only shapes are checked.
 
         Raises CorruptCheckpointError, MissingShardError.
         """
@@ -233,14 +242,15 @@ class Conversion:
         from transformers.core_model_loading import convert_and_load_state_dict_in_model
         from transformers.modeling_utils import LoadStateDictConfig
 
-        self.check(tensors)
+        if device != "meta":
+            self.check(tensors)
         name, module = self.modules[part.layer]
         original = self.parameters[part.layer]
         _set(module, {key: value[part.first : part.last] for key, value in original.items()})
         settings = LoadStateDictConfig(
             weight_mapping=get_model_conversion_mapping(self.model, hf_quantizer=self.quantizer),
             hf_quantizer=self.quantizer,
-            device_map={"": "cpu"},
+            device_map={"": device},
             dtype=self.model.dtype,
             dtype_plan=self.model._get_dtype_plan(self.model.dtype),
         )
@@ -254,14 +264,16 @@ class Conversion:
             _set(module, original)
         for target, trace in sorted(info.conversion_errors.items()):
             reason = trace.splitlines()[-2:][0]  # behind a traceback, and before what Transformers says of it
-            raise CorruptCheckpointError(f"{self.source.path}: {target} cannot be made: {reason}; fetch it again")
+            raise CorruptCheckpointError(
+                f"{self.source.path}: {target} cannot be made: {reason}; {cure(self.source.path)}"
+            )
         wrong = sorted(map(str, [*info.mismatched_keys, *info.error_msgs]))
         if wrong:
             raise CorruptCheckpointError(
                 f"{self.source.path}: the experts' weights do not have their family's shape: {wrong[0]}"
             )
         for key, value in found.items():
-            if value.is_meta:
+            if value.is_meta and device != "meta":
                 raise MissingShardError(f"{self.source.path} holds no weights for {name}.{key}")
         return found
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -16,9 +15,10 @@ from checkpoint.dense import KEPT_DTYPES
 from checkpoint.direct_io import Appender, sync_directory, write_synced
 from checkpoint.formats.gguf_file import write_settings
 from checkpoint.formats.settings import without_quantisation
-from checkpoint.manifest import MANIFEST
-from checkpoint.sharding.partial_store import Progress
-from checkpoint.sharding.source import INDEX, Source
+from checkpoint.manifest import MANIFEST, checksum
+from checkpoint.sharding.model_directory import INDEX, cure
+from checkpoint.sharding.partial_store import Progress, claim, discard
+from checkpoint.sharding.source import Source
 from checkpoint.sharding.weights import Dense, Pieces, Place, finite_bytes
 from checkpoint.store import ExpertStore, file_checksum
 from scheduler.errors import CorruptCheckpointError
@@ -48,11 +48,8 @@ def write_dense(
         write_settings(source.gguf, folder)
         for file in folder.iterdir():
             _sync(file)
-    for file in source.aux_files():
-        if file.name == "config.json" and source.config != (plain := without_quantisation(source.config)):
-            write_synced(folder / file.name, json.dumps(plain, indent=1))
-        else:
-            _copy(file, folder / file.name)
+    for name, data in small_contents(source).items():
+        write_synced(folder / name, data)
     weight_map: dict[str, str] = {}
     for number, part in enumerate(_parts(tensors)):
         name = f"dense-{number:05d}.safetensors"
@@ -65,28 +62,60 @@ def write_dense(
     return dict(sorted(sums.items()))
 
 
-def add_files(store: ExpertStore, source: Source) -> ExpertStore:
-    """Copy what has come to the checkpoint since the store was made, such as a tokenizer. Raises OSError."""
-    manifest, folder = store.manifest, store.dense
-    missing = [file for file in source.aux_files() if file.name not in manifest.dense]
-    if not missing:
+def small_contents(source: Source) -> dict[str, bytes]:
+    """The content of configuration, tokenizer, templates and generation settings, as the dense part has them:
+    config.json is that of the dequantised model. Raises CheckpointError, OSError."""
+    found = {file.name: file.read_bytes() for file in source.aux_files()}
+    if "config.json" in found and source.config != (plain := without_quantisation(source.config)):
+        found["config.json"] = json.dumps(plain, indent=1).encode()
+    return found
+
+
+def refresh(store: ExpertStore, source: Source) -> ExpertStore:
+    """Make the store's small files those that the checkpoint has now. Experts and other weights stay.
+
+    Raises CheckpointError, StoreError, OSError. After a crash the next call goes on.
+    """
+    if source.gguf is not None or not _stale(store, contents := small_contents(source), source):
         return store
-    for file in missing:
-        fresh = folder / f".{file.name}.partial"
-        _copy(file, fresh)
-        fresh.replace(folder / file.name)
-    sync_directory(folder)
-    sums = manifest.dense | {file.name: file_checksum(folder / file.name) for file in missing}
-    fresh = store.path / f".{MANIFEST}.partial"
-    write_synced(fresh, replace(manifest, dense=dict(sorted(sums.items()))).to_json())
-    fresh.replace(store.path / MANIFEST)
-    sync_directory(store.path)
+    folder = store.path.with_name(f".{store.path.name}.files")
+    lock = claim(folder, lambda: False, f"the files of {store.path}", lambda *step: None)
+    try:
+        store = ExpertStore.open(store.path)
+        for name in _stale(store, contents, source):
+            if name in contents:
+                fresh = store.path / f".{name}.partial"
+                write_synced(fresh, contents[name])
+                fresh.replace(store.dense / name)
+            else:
+                (store.dense / name).unlink(missing_ok=True)
+        sync_directory(store.dense)
+        sums = {name: value for name, value in store.manifest.dense.items() if _is_weights(name)}
+        sums |= {name: checksum(data) for name, data in contents.items()}
+        fresh = store.path / f".{MANIFEST}.partial"
+        write_synced(fresh, replace(store.manifest, config=source.config, dense=dict(sorted(sums.items()))).to_json())
+        fresh.replace(store.path / MANIFEST)
+        sync_directory(store.path)
+    finally:
+        discard(folder)
+        if lock is not None:
+            os.close(lock)
     return ExpertStore.open(store.path)
 
 
-def _copy(file: Path, target: Path) -> None:
-    shutil.copyfile(file, target)
-    _sync(target)
+def _stale(store: ExpertStore, contents: dict[str, bytes], source: Source) -> list[str]:
+    """Small files of the store that the checkpoint has otherwise, has not, or that are damaged."""
+    listed = {name for name in store.manifest.dense if not _is_weights(name)}
+    found = sorted(listed - contents.keys())
+    for name, data in contents.items():
+        file = store.dense / name
+        if store.manifest.dense.get(name) != checksum(data) or not file.is_file() or file.read_bytes() != data:
+            found.append(name)
+    return found or ["config.json"] * (store.manifest.config != source.config)
+
+
+def _is_weights(name: str) -> bool:
+    return name == INDEX or name.endswith(".safetensors")
 
 
 def _sync(file: Path) -> None:
@@ -124,7 +153,9 @@ def _write_part(part: dict[str, Dense], file: Path, step: Callable[[int], None])
         for key, place in ordered:
             for data in pieces.of(place) if isinstance(place, Place) else place.pieces():
                 if not finite_bytes(place.dtype, data):
-                    raise CorruptCheckpointError(f"tensor {key} holds NaN or infinity; fetch the checkpoint again")
+                    raise CorruptCheckpointError(
+                        f"{place.file}: tensor {key} holds NaN or infinity; {cure(place.file)}"
+                    )
                 digest.update(data.numpy().data)
                 out.append(data)
                 step(len(data))

@@ -13,6 +13,7 @@ from checkpoint.formats.gguf_file import gguf_tokenizer, has_tokenizer
 from checkpoint.formats.gguf_weights import GgufWeights, gguf_weights
 from checkpoint.formats.unreadable import DAMAGED, unreadable
 from checkpoint.sharding.convert import Conversion, Group, Part
+from checkpoint.sharding.model_directory import cure
 from checkpoint.sharding.weights import DTYPES, Place, buffer_bytes, read
 from checkpoint.tensors import aligned_buffer
 from scheduler.errors import CheckpointError, CorruptCheckpointError, MissingShardError
@@ -105,10 +106,10 @@ class GgufConversion(Conversion):
                 described = ", ".join(f"{name} {list(shape)}" for name, shape in shapes.items())
                 raise CorruptCheckpointError(
                     f"{self.source.path} holds {described} for {target}, which its settings want as "
-                    f"{list(parameter.shape)}; fetch it again"
+                    f"{list(parameter.shape)}; {cure(self.source.path)}"
                 )
 
-    def convert(self, part: Part, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    def convert(self, part: Part, tensors: dict[str, torch.Tensor], device: str = "cpu") -> dict[str, torch.Tensor]:
         """See `Conversion.convert`."""
         found = {}
         for (target, _), group in self.groups[part.layer].items():
@@ -127,6 +128,6 @@ def made(weights: GgufWeights, target: str, tensors: dict[str, torch.Tensor], sh
     if tuple(found.shape) != shape:
         raise CorruptCheckpointError(
             f"{weights.file.path}: {', '.join(tensors)} become {target} of {list(found.shape)}, its settings want "
-            f"{list(shape)}; fetch it again"
+            f"{list(shape)}; {cure(weights.file.path)}"
         )
     return found

@@ -18,6 +18,7 @@ from checkpoint import family
 from checkpoint.direct_io import open_direct, write_at
 from checkpoint.manifest import TENSOR_ALIGN, Blob, LayerSpec, TensorSpec, checksum, stored_name
 from checkpoint.sharding.convert import Conversion, Part
+from checkpoint.sharding.model_directory import cure
 from checkpoint.sharding.native_experts import NativeExperts
 from checkpoint.sharding.partial_store import Partial, Progress
 from checkpoint.sharding.weights import buffer_bytes, finite, read
@@ -127,7 +128,7 @@ def _check_finite(plan: Conversion, layer: int, parameters: dict[str, torch.Tens
         if not finite(value):
             raise CorruptCheckpointError(
                 f"{plan.source.path}: {plan.modules[layer][0]}.{key} holds NaN or infinity in "
-                f"{family.dtype_name(value.dtype)}; fetch the checkpoint again"
+                f"{family.dtype_name(value.dtype)}; {cure(plan.source.path)}"
             )
 
 

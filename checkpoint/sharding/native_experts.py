@@ -17,6 +17,7 @@ from checkpoint.manifest import stored_name
 from checkpoint.native.encoding import CODES, SCALES, Encoding, Unencodable
 from checkpoint.native.encodings import encoding_of
 from checkpoint.sharding.convert import Conversion, Group, Part
+from checkpoint.sharding.model_directory import cure
 from checkpoint.sharding.weights import buffer_bytes, finite, read
 from checkpoint.tensors import aligned_buffer
 from scheduler.errors import CorruptCheckpointError
@@ -60,7 +61,7 @@ class NativeExperts:
             raise CorruptCheckpointError(
                 f"{plan.source.path}: an expert from {part.first} to {part.last - 1} of "
                 f"{plan.modules[part.layer][0]} is encoded otherwise than the first, or damaged ({error}); store the "
-                "experts with --experts dequantised, or fetch the checkpoint again"
+                f"experts with --experts dequantised, or {cure(plan.source.path)}"
             ) from error
         restored = {key: torch.empty(value.shape[1:], dtype=value.dtype) for key, value in full.items()}
         for row in range(part.last - part.first):
@@ -69,7 +70,7 @@ class NativeExperts:
                 if not finite(value):
                     raise CorruptCheckpointError(
                         f"{plan.source.path}: {plan.modules[part.layer][0]}.{key} of expert {part.first + row} is "
-                        "infinite; fetch the checkpoint again"
+                        f"infinite; {cure(plan.source.path)}"
                     )
         return found
 

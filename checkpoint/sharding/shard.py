@@ -18,9 +18,11 @@ from checkpoint.formats.published import published_format
 from checkpoint.formats.settings import quantisation_settings
 from checkpoint.manifest import DENSE, FORMAT, MANIFEST, LayerSpec, Manifest
 from checkpoint.native.encodings import DEQUANTISED, NATIVE, encoding_of
+from checkpoint.sharding.completeness import check_complete
 from checkpoint.sharding.convert import Conversion
 from checkpoint.sharding.dense_files import write_dense
 from checkpoint.sharding.gguf_conversion import GgufConversion
+from checkpoint.sharding.identity import is_made_of, weights_digest
 from checkpoint.sharding.layers import full_tensors, planned_layer, write_layers
 from checkpoint.sharding.native_experts import plan_native
 from checkpoint.sharding.partial_store import Partial, Progress, begun
@@ -51,40 +53,56 @@ def make_store(
     `experts`: `native` keeps quantised experts in their published numbers, where an encoding has them
     (`checkpoint/native/`); `dequantised` does not. None: native, and a store that is there may have either.
 
-    An existing store of the same checkpoint and dtype is returned unchanged. Layers that an interrupted run finished
+    An existing store of the same weights and dtype is returned unchanged. Layers that an interrupted run finished
     are kept. `progress(what, done, total)` reports verify, wait, resume, experts and dense. `check` gets the checkpoint
     before anything is written, and raises if it is not to be used.
 
     Raises CheckpointError (NotMoEError, CorruptCheckpointError, ...), StoreMismatchError if another model's store is at
     `target`, or StoreWriteError. After a StoreWriteError or an interrupt finished layers stay for the next run.
     """
-    config = family.config_from_dict(source.config)
-    published_format(source.config, source.path)
-    torch_dtype = family.parse_dtype(dtype) if dtype else family.stored_dtype(config, source.dtype)
-    name = family.dtype_name(torch_dtype)
+    name = store_dtype(source, dtype)
     try:
         target = target.resolve()  # for `.`, or a link to the store's place
         if found := _there(source, target, name, experts):
             return Made(found, False, 0)
         report = progress or (lambda what, done, total: None)
-        kind = GgufConversion if source.gguf else Conversion
-        plan = kind(source, family.meta_model(config, torch_dtype))
-        family.shape_of(config, plan.layers, max(map(plan.experts, plan.layers)))
-        if check is not None:
-            check(source)
+        plan = checked_plan(source, name, check)
         identity = {"format": FORMAT, "fingerprint": source.fingerprint, "files": source.stamp, "dtype": name}
         identity["experts"] = experts or NATIVE
         if not begun(target, identity):
             report("verify", 0, 1)
             _verified(source, report)
+        fingerprint = weights_digest(source, lambda done, total: report("verify", done, total))
         partial = Partial.claim(target, report)
         if partial is None:
             return Made(check_same(ExpertStore.open(target), source, name, experts), False, 0)
-        manifest = Manifest(FORMAT, source.fingerprint, config.model_type, name, source.config, {}, {})
+        manifest = Manifest(FORMAT, fingerprint, plan.model.config.model_type, name, source.config, {}, {})
         resumed = _fill(plan, partial, identity, manifest, report, experts != DEQUANTISED)
     except OSError as error:
         raise StoreWriteError(f"cannot write the store {target}: {_reason(error)}; choose another place") from error
     return Made(check_same(ExpertStore.open(target), source, name, experts), True, resumed)
+
+
+def store_dtype(source: Source, dtype: str | None) -> str:
+    """`dtype`, or the checkpoint's. Raises ConfigError, CheckpointError."""
+    if dtype:
+        return family.dtype_name(family.parse_dtype(dtype))
+    return family.dtype_name(family.stored_dtype(family.config_from_dict(source.config), source.dtype))
+
+
+def checked_plan(source: Source, dtype: str, check: Callable[[Source], None] | None = None) -> Conversion:
+    """How a checkpoint becomes a store. It holds what its family needs; `check` has seen it. Reads headers only.
+
+    Raises CheckpointError.
+    """
+    config = family.config_from_dict(source.config)
+    published_format(source.config, source.path)
+    plan = (GgufConversion if source.gguf else Conversion)(source, family.meta_model(config, family.parse_dtype(dtype)))
+    check_complete(plan)
+    family.shape_of(config, plan.layers, max(map(plan.experts, plan.layers)))
+    if check is not None:
+        check(source)
+    return plan
 
 
 def _verified(source: Source, report: Progress) -> None:
@@ -98,11 +116,10 @@ def check_same(store: ExpertStore, source: Source | None, dtype: str | None, exp
     """Raises StoreMismatchError unless `store` was made from `source` (None: any) in `dtype` (None: any), with its
     `experts` kept so (None: any)."""
     manifest = store.manifest
-    if source and manifest.fingerprint != source.fingerprint:
+    if source and not is_made_of(manifest.fingerprint, manifest.config, source):
         raise StoreMismatchError(
             f"the store at {store.path} belongs to another checkpoint ({manifest.family}, fingerprint "
-            f"{manifest.fingerprint[:8]}) than {source.path} ({source.fingerprint[:8]}); give another --store or "
-            "remove it"
+            f"{manifest.fingerprint[:8]}) than {source.path}; give another --store or remove it"
         )
     if dtype and manifest.dtype != dtype:
         raise StoreMismatchError(

@@ -8,7 +8,7 @@ import operator
 import os
 import re
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,9 +16,17 @@ from typing import Any
 from checkpoint.direct_io import pieces
 from checkpoint.formats.gguf_file import GgufFile, is_gguf, read_gguf
 from checkpoint.hub import nearest
+from checkpoint.sharding.model_directory import (
+    INDEX,
+    check_adapter,
+    check_config,
+    check_link,
+    check_pointer,
+    cure,
+    small_files,
+)
 from scheduler.errors import CheckpointError, CorruptCheckpointError, MissingShardError
 
-INDEX = "model.safetensors.index.json"
 _SINGLE = "model.safetensors"
 FEW = 8
 """So many models of a directory are named in a message."""
@@ -47,14 +55,10 @@ class Source:
         return sorted(set(self.files.values()))
 
     def aux_files(self) -> list[Path]:
-        """Configuration, tokenizer and generation settings. A GGUF file has them in itself."""
-        if self.gguf is not None:
-            return []
-        return sorted(
-            p
-            for p in self.path.iterdir()
-            if p.suffix in {".json", ".model", ".jinja", ".txt"} and p.name != INDEX and p.is_file()
-        )
+        """Configuration, tokenizer, templates and generation settings, as they are now. A GGUF file has them in itself.
+
+        Raises CheckpointError for a link that leads out of the model."""
+        return [] if self.gguf is not None else small_files(self.path)
 
 
 def _instead(path: Path) -> str:
@@ -84,32 +88,59 @@ def open_source(path: Path) -> Source:
         )
     if not (path / "config.json").is_file():
         raise MissingShardError(f"{path} has no config.json, so it is no model directory; {_instead(path)}")
+    check_adapter(path)
+    for file in small_files(path):
+        check_pointer(file)
     config = _read_json(path / "config.json")
     listed = _listed_files(path)
     files: dict[str, Path] = {}
+    shapes: list[list[int]] = []
     sizes = dict.fromkeys(_DTYPES, 0)
-    digest = hashlib.sha256(json.dumps(config, sort_keys=True).encode())
     stamp = hashlib.sha256(str(path.resolve()).encode())
     for name in sorted(set(listed.values())):
         file = path / name
-        header, raw = read_header(file)
-        digest.update(name.encode() + raw + _sample(file))
+        check_link(path, file)
+        header, _ = read_header(file)
         status = file.stat()
         stamp.update(f"{name}:{status.st_size}:{status.st_mtime_ns}".encode())
         files.update({key: file for key in header if key != "__metadata__"})
         for entry in (value for key, value in header.items() if key != "__metadata__"):
+            shapes.append(_shape(file, entry))
             if entry.get("dtype") in sizes:
                 sizes[entry["dtype"]] += entry["data_offsets"][1] - entry["data_offsets"][0]
     lost = sorted(key for key in listed if key != "*" and key not in files)
     if lost:
-        raise MissingShardError(f"{path / INDEX} names tensor {lost[0]!r}, but {listed[lost[0]]} does not hold it")
-    stamp.update(digest.digest())
+        raise MissingShardError(
+            f"{path / INDEX} names tensor {lost[0]!r}, but {listed[lost[0]]} does not hold it; {cure(path)}"
+        )
+    check_config(path / "config.json", config, shapes)
+    fingerprint = sampled_fingerprint(config, (path / name for name in listed.values()))
+    stamp.update(bytes.fromhex(fingerprint))
     dtype = _DTYPES[max(sizes, key=lambda word: sizes[word])]
-    return Source(path, config, files, digest.hexdigest()[:32], stamp.hexdigest()[:32], dtype)
+    return Source(path, config, files, fingerprint[:32], stamp.hexdigest()[:32], dtype)
+
+
+def _shape(file: Path, entry: dict[str, Any]) -> list[int]:
+    """A tensor's shape. Raises CorruptCheckpointError."""
+    shape = entry.get("shape")
+    if not isinstance(shape, list) or any(type(length) is not int or length < 0 for length in shape):
+        raise CorruptCheckpointError(f"{file} has a damaged header (shape {str(shape)[:40]}); {cure(file)}")
+    return shape
+
+
+def sampled_fingerprint(config: dict[str, Any], files: Iterable[Path]) -> str:
+    """A digest of a configuration, and of headers and samples of the weight files, in 64 hex digits."""
+    digest = hashlib.sha256(json.dumps(config, sort_keys=True).encode())
+    for file in sorted(set(files)):
+        digest.update(file.name.encode() + read_header(file)[1] + _sample(file))
+    return digest.hexdigest()
 
 
 def _open_gguf(path: Path) -> Source:
+    if path.is_file():
+        check_pointer(path)
     found = read_gguf(path)
+    check_config(path, found.config, [tensor.shape for tensor in found.tensors.values()])
     with path.open("rb") as stream:
         digest = hashlib.sha256(stream.read(found.data_start) + _sample(path))
     status = path.stat()
@@ -131,17 +162,19 @@ def _listed_files(path: Path) -> dict[str, str]:
     """Tensor name -> file name from the index, or {"*": the single file}, which wins, as in Transformers."""
     if (path / _SINGLE).is_file():
         return {"*": _SINGLE}
-    if (path / INDEX).exists():
+    if (path / INDEX).is_file():
         weight_map = _read_json(path / INDEX).get("weight_map")
         if not isinstance(weight_map, dict) or not weight_map:
-            raise CorruptCheckpointError(f"{path / INDEX} has no weight_map; fetch it again")
+            raise CorruptCheckpointError(f"{path / INDEX} has no weight_map; {cure(path)}")
         wrong = [v for v in weight_map.values() if not isinstance(v, str) or Path(v).name != v]
         if wrong:
-            raise CorruptCheckpointError(f"{path / INDEX} names {wrong[0]!r}, not a file beside it; fetch it again")
+            raise CorruptCheckpointError(f"{path / INDEX} names {wrong[0]!r}, not a file beside it; {cure(path)}")
         for name in sorted(set(weight_map.values())):
             if not (path / name).is_file():
-                raise MissingShardError(f"{path / INDEX} names {name}, which is not there; fetch it again")
+                raise MissingShardError(f"{path / INDEX} names {name}, which is not there; {cure(path)}")
         return weight_map
+    if (path / INDEX).exists():
+        raise CheckpointError(f"{path / INDEX} is not a file; {cure(path)}")
     if any(path.glob("*.bin")):
         raise CheckpointError(f"{path} holds PyTorch .bin weights only; convert them to safetensors")
     raise MissingShardError(f"{path} holds neither {_SINGLE} nor {INDEX}")
@@ -153,30 +186,31 @@ def _read_json(file: Path) -> dict[str, Any]:
     except FileNotFoundError as error:
         raise MissingShardError(f"{file} is missing") from error
     except (ValueError, RecursionError) as error:
-        raise CorruptCheckpointError(f"{file} is not valid JSON ({error}); fetch it again") from error
+        raise CorruptCheckpointError(f"{file} is not valid JSON ({error}); {cure(file)}") from error
     if not isinstance(found, dict):
-        raise CorruptCheckpointError(f"{file} holds a {type(found).__name__}, not an object; fetch it again")
+        raise CorruptCheckpointError(f"{file} holds a {type(found).__name__}, not an object; {cure(file)}")
     return found
 
 
 def read_header(file: Path) -> tuple[dict[str, Any], bytes]:
     """A safetensors header, checked against the file's length."""
+    check_pointer(file)
     size = file.stat().st_size
     with file.open("rb") as stream:
         prefix = stream.read(8)
         length = struct.unpack("<Q", prefix)[0] if len(prefix) == 8 else _MAX_HEADER + 1
         if length > min(_MAX_HEADER, size):
-            raise CorruptCheckpointError(f"{file} is not a whole safetensors file ({size} bytes); fetch it again")
+            raise CorruptCheckpointError(f"{file} is not a whole safetensors file ({size} bytes); {cure(file)}")
         raw = stream.read(length)
     try:
         header = json.loads(raw)
         spans = [[operator.index(at) for at in v["data_offsets"]] for k, v in header.items() if k != "__metadata__"]
         end = max((span[1] for span in spans), default=0)
     except (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError) as error:
-        raise CorruptCheckpointError(f"{file} has a damaged header ({error}); fetch it again") from error
+        raise CorruptCheckpointError(f"{file} has a damaged header ({error}); {cure(file)}") from error
     if 8 + length + end != size:
         raise CorruptCheckpointError(
-            f"{file} is {size} bytes, its header says {8 + length + end}: truncated or damaged; fetch it again"
+            f"{file} is {size} bytes, its header says {8 + length + end}: truncated or damaged; {cure(file)}"
         )
     return header, raw
 
@@ -189,7 +223,7 @@ def published_digests(source: Source) -> dict[Path, str]:
         for line in sums.read_text(errors="replace").splitlines():
             digest, _, name = line.partition(" ")
             if line.strip() and not re.fullmatch(r"[0-9a-fA-F]{64}", digest):
-                raise CorruptCheckpointError(f"{sums} holds a line that is no SHA-256 and file name; fetch it again")
+                raise CorruptCheckpointError(f"{sums} holds a line that is no SHA-256 and file name; {cure(sums)}")
             file = sums.parent / name.strip().removeprefix("*")
             if line.strip() and (file == source.path or not source.gguf):
                 found[file] = digest.lower()
@@ -218,6 +252,6 @@ def verify_bytes(source: Source, progress: Callable[[int, int], None] | None = N
                 progress(done, total)
         if (actual := digest.hexdigest()) != expected:
             raise CorruptCheckpointError(
-                f"{file} has SHA-256 {actual[:16]}..., published as {expected[:16]}...; fetch it again"
+                f"{file} has SHA-256 {actual[:16]}..., published as {expected[:16]}...; {cure(file)}"
             )
     return bool(digests)

@@ -14,6 +14,7 @@ import safetensors
 import torch
 
 from checkpoint.direct_io import PIECE_BYTES, open_direct, read_at, room_for
+from checkpoint.sharding.model_directory import cure
 from checkpoint.sharding.source import Source, read_header
 from checkpoint.tensors import PAGE, aligned_buffer
 from scheduler.errors import CheckpointError, CorruptCheckpointError
@@ -92,7 +93,7 @@ def places(source: Source) -> dict[str, Place]:
             with safetensors.safe_open(file, framework="pt"):
                 header, raw = read_header(file)
         except safetensors.SafetensorError as error:
-            raise CorruptCheckpointError(f"{file} is damaged ({error}); fetch it again") from error
+            raise CorruptCheckpointError(f"{file} is damaged ({error}); {cure(file)}") from error
         for key, entry in header.items():
             if key != "__metadata__":
                 first, end = entry["data_offsets"]
@@ -145,7 +146,7 @@ def _open(file: Path, stack: contextlib.ExitStack) -> int:
     try:
         descriptor = open_direct(file, os.O_RDONLY)
     except OSError as error:
-        raise CorruptCheckpointError(f"{file} cannot be read ({error.strerror}); fetch it again") from error
+        raise CorruptCheckpointError(f"{file} cannot be read ({error.strerror}); {cure(file)}") from error
     stack.callback(os.close, descriptor)
     return descriptor
 
@@ -154,9 +155,9 @@ def _bytes(descriptor: int, place: Place, buffer: torch.Tensor) -> torch.Tensor:
     try:
         data = read_at(descriptor, place.start, place.nbytes, buffer)
     except OSError as error:
-        raise CorruptCheckpointError(f"{place.file} cannot be read ({error.strerror}); fetch it again") from error
+        raise CorruptCheckpointError(f"{place.file} cannot be read ({error.strerror}); {cure(place.file)}") from error
     if len(data) != place.nbytes:
-        raise CorruptCheckpointError(f"{place.file} ends early: it has become shorter; fetch it again")
+        raise CorruptCheckpointError(f"{place.file} ends early: it has become shorter; {cure(place.file)}")
     return data
 
 

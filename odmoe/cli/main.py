@@ -160,6 +160,23 @@ def shard(
     run_shard(model, store, Output(as_json, quiet, debug), dtype, form_names, verify, experts)
 
 
+@app.command()
+def stores(
+    remove: Annotated[
+        str | None, typer.Option(help="Remove this store instead", show_default=False, metavar="STORE")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """List the expert stores in this machine's cache: model, format, size, last use.
+
+    A store that is removed is made again when its model is used.
+    """
+    from odmoe.commands.stores import run_stores
+    from odmoe.terminal import Output
+
+    run_stores(remove, Output(as_json, False, False))
+
+
 add_commands(app)
 add_bench(app)
 add_plan(app)

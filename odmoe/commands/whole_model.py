@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedConfig
 
-    from checkpoint.formats.base import PublishedFormat
     from scheduler.types import ModelSize
 
 SPARE = 1 << 30
@@ -62,13 +61,15 @@ def load_whole(path: Path, dtype: str, device: str | torch.device = "cpu") -> An
     device has no room for it."""
     import torch
 
-    from checkpoint.family import auto_class, config_from_dict
+    from checkpoint.family import auto_class, config_from_dict, is_alias, whole_config
 
     source = open_source(path)
     auto = auto_class(config_from_dict(source.config))
     format = published_format(source.config, path)
     try:
-        how: dict[str, Any] = {"config": _dequantising(path, format)} if format else {}
+        how: dict[str, Any] = {"config": whole_config(source.config)} if format or is_alias(source.config) else {}
+        if format:
+            how["config"].quantization_config = format.loading_settings()  # asks Transformers to dequantise
         folder = path
         if source.gguf is not None:
             folder, how = path.parent, _from_gguf(source)
@@ -94,12 +95,3 @@ def _from_gguf(source: Source) -> dict[str, Any]:
 
     how = {"config": config_from_dict(source.config), "quantization_config": GgufConfig(dequantize=True)}
     return how | {"gguf_file": source.path.name}
-
-
-def _dequantising(path: Path, format: PublishedFormat) -> PreTrainedConfig:
-    """The checkpoint's configuration, which asks Transformers to dequantise."""
-    from transformers import AutoConfig
-
-    config = AutoConfig.from_pretrained(path, local_files_only=True)
-    config.quantization_config = format.loading_settings()
-    return config

@@ -37,7 +37,7 @@ def model(demo: Path, tmp_path: Path) -> Path:
         {"num_experts_per_tok": 9},
         {"num_experts_per_tok": 0},
         {"max_position_embeddings": -5},
-        {"model_type": "nosuch"},
+        {"model_type": "nosuch", "architectures": ["NoSuchForCausalLM"]},
         {"model_type": "llama"},
     ],
     ids=str,

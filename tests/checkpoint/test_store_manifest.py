@@ -117,6 +117,12 @@ def test_manifest_that_cannot_be(tiny_store: ExpertStore, change: Callable[[dict
     check_refused(tiny_store, CorruptStoreError, MANIFEST)
 
 
+def test_tensors_of_another_dtype_than_the_manifest_says(tiny_store: ExpertStore) -> None:
+    """As stores of Qwen3-VL-MoE were made with --dtype float32: nothing that read them could answer."""
+    edit(tiny_store, lambda m: m.update(dtype="float32"))
+    check_refused(tiny_store, CorruptStoreError, MANIFEST, "says float32", "is bfloat16", "make the store again")
+
+
 def use(store: ExpertStore) -> None:
     """Everything that a node does with a store that opened."""
     manifest = store.manifest

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from safetensors.torch import load_file, save_file
 
 from checkpoint.sharding.partial_store import Partial, partial_of
+from checkpoint.sharding.source import open_source
 from checkpoint.store import ExpertStore
 from odmoe.stores import cache_dir, prepare_store
 from scheduler.errors import CheckpointError, CorruptStoreError, StoreMismatchError, StoreWriteError
@@ -69,7 +73,7 @@ def test_cache_dir(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 def test_made_once_in_the_cache_and_found_again(model: Path, cache: Path, made: list[Path]) -> None:
     first = prepare_store(str(model), None, None)
     assert first.path.parent == cache / "stores"
-    assert first.path.name.startswith("model-float32-")
+    assert first.path.name.startswith("mixtral-float32-")
     again = prepare_store(f"{model}/../model", None, None)
     assert again.path == first.path
     assert made == [first.path]
@@ -96,18 +100,119 @@ def test_a_store_for_each_dtype(model: Path, made: list[Path]) -> None:
     assert len(made) == len(set(made)) == 3
 
 
-def test_a_changed_checkpoint_gets_another_store(model: Path) -> None:
-    before = prepare_store(str(model), None, None)
+def test_a_store_is_named_by_what_is_in_it(
+    model: Path, tmp_path: Path, made: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither a copy elsewhere, nor times, nor templates, generation settings or run-time settings make another."""
+    first = prepare_store(str(model), None, None).path
     weights = min(model.glob("*.safetensors"))
     status = weights.stat()
     os.utime(weights, ns=(status.st_atime_ns, status.st_mtime_ns + 1_000_000_000))
-    touched = prepare_store(str(model), None, None)
-    assert touched.path != before.path
-    config = model / "config.json"
-    config.write_text(config.read_text().replace('"rms_norm_eps": 1e-05', '"rms_norm_eps": 2e-05'))
-    changed = prepare_store(str(model), None, None)
-    assert changed.path not in (before.path, touched.path)
-    assert changed.manifest.config["rms_norm_eps"] == 2e-05
+    assert prepare_store(str(model), None, None).path == first
+    other = Path(shutil.copytree(model, tmp_path / "snapshots" / ("b" * 40)))
+    (other / "chat_template.jinja").write_text("{{ messages }}")
+    (other / "generation_config.json").write_text('{"eos_token_id": 7}')
+    config = json.loads((other / "config.json").read_text())
+    (other / "config.json").write_text(json.dumps(config | {"rope_theta": 17.0, "transformers_version": "5.0.0"}))
+    shared = prepare_store(str(other), None, None)
+    assert shared.path == first
+    assert (shared.dense / "chat_template.jinja").read_text() == "{{ messages }}"
+    assert shared.manifest.config["rope_theta"] == 17.0
+    again = prepare_store(str(model), None, None)
+    assert not (again.dense / "chat_template.jinja").exists()
+    assert again.manifest.config == json.loads((model / "config.json").read_text())
+    assert again.verify().files == len(again.manifest.dense)
+    assert made == [first]
+
+
+def test_one_byte_of_the_weights_makes_another_store(model: Path) -> None:
+    """Wherever it is, also with the size and the times of the file as they were."""
+    before = prepare_store(str(model), None, None)
+    weights = min(model.glob("*.safetensors"))
+    status = weights.stat()
+    data = bytearray(weights.read_bytes())
+    data[-3] ^= 1
+    weights.write_bytes(data)
+    os.utime(weights, ns=(status.st_atime_ns, status.st_mtime_ns))
+    assert prepare_store(str(model), None, None).path != before.path
+
+
+def test_weights_that_become_other_parameters_make_another_store(model: Path) -> None:
+    """Fewer layers of the same files."""
+    before = prepare_store(str(model), None, None)
+    config = json.loads((model / "config.json").read_text())
+    (model / "config.json").write_text(json.dumps(config | {"num_hidden_layers": config["num_hidden_layers"] - 1}))
+    after = prepare_store(str(model), None, None)
+    assert (after.path != before.path, len(after.manifest.layers)) == (True, len(before.manifest.layers) - 1)
+
+
+def test_weights_are_read_once_to_name_a_store(model: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import checkpoint.sharding.identity as identity
+
+    read: list[Path] = []
+    pieces = identity.pieces
+    monkeypatch.setattr(identity, "pieces", lambda file: (read.append(file), pieces(file))[1])
+    first = prepare_store(str(model), None, None)
+    files = sorted(model.glob("*.safetensors"))
+    assert read == files
+    monkeypatch.setattr(identity, "_known", {})  # another process
+    assert prepare_store(str(model), None, None).path == first.path
+    assert read == files
+
+
+@pytest.mark.parametrize("given", [True, False])
+def test_files_of_the_checkpoint_are_read_as_they_are_now(model: Path, tmp_path: Path, given: bool) -> None:
+    """The experts are neither written nor read again."""
+    where = str(tmp_path / "store") if given else None
+    store = prepare_store(str(model), where, None)
+    (model / "generation_config.json").write_text('{"eos_token_id": [1, 5]}')
+    (model / "tokenizer_config.json").write_text('{"tokenizer_class": "PreTrainedTokenizerFast"}')
+    (model / "qwen.tiktoken").write_text("IQ== 0")
+    seen: list[tuple[str, int]] = []
+    again = prepare_store(str(model), where, None, lambda what, done, total: seen.append((what, total)))
+    assert again.path == store.path
+    assert seen == [], "what has not changed is not read again"
+    for name in ("generation_config.json", "tokenizer_config.json", "qwen.tiktoken"):
+        assert (again.dense / name).read_bytes() == (model / name).read_bytes()
+    (model / "qwen.tiktoken").unlink()
+    assert not (prepare_store(str(model), where, None).dense / "qwen.tiktoken").exists()
+    assert prepare_store(str(store.path), None, None).verify().nbytes > 0
+
+
+def test_files_that_cannot_be_copied_into_the_store_are_not_passed_over(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import checkpoint.sharding.dense_files as dense_files
+
+    def full(file: Path, content: object) -> None:
+        raise OSError(28, "No space left on device", str(file))
+
+    store = prepare_store(str(model), str(tmp_path / "store"), None)
+    (model / "generation_config.json").write_text('{"eos_token_id": 5}')
+    with monkeypatch.context() as patch:
+        patch.setattr(dense_files, "write_synced", full)
+        with pytest.raises(StoreWriteError, match=r"have changed, and cannot be copied.*No space"):
+            prepare_store(str(model), str(store.path), None)
+    again = prepare_store(str(model), str(store.path), None)
+    assert (again.dense / "generation_config.json").read_text() == '{"eos_token_id": 5}'
+
+
+def test_a_store_of_an_earlier_version_goes_on(model: Path, cache: Path, made: list[Path]) -> None:
+    """It was named by path and times, and its fingerprint has samples of the weights, and config.json."""
+    source = open_source(model)
+    former = cache / "stores" / f"model-float32-2-{source.stamp[:16]}"
+    made_now = prepare_store(str(model), str(former), None)
+    old = replace(made_now.manifest, fingerprint=source.fingerprint)
+    (former / "manifest.json").write_text(old.to_json())
+    made.clear()
+    assert prepare_store(str(model), None, None).path == former
+    (model / "generation_config.json").write_text('{"eos_token_id": 5}')
+    again = prepare_store(str(model), None, None)
+    assert (again.path, again.manifest.fingerprint) == (former, source.fingerprint)
+    config = json.loads((model / "config.json").read_text())
+    (model / "config.json").write_text(json.dumps(config | {"rope_theta": 17.0}))
+    given = prepare_store(str(model), str(former), None)
+    assert (given.manifest.config["rope_theta"], made) == (17.0, [])
 
 
 def test_a_store_may_be_given_as_the_model(model: Path, made: list[Path]) -> None:
@@ -134,8 +239,8 @@ def test_explicit_store_of_another(model: Path, tiny: Path, tmp_path: Path) -> N
     prepare_store(str(model), str(where), None)
     with pytest.raises(StoreMismatchError, match=r"holds float32 experts, not float16"):
         prepare_store(str(model), str(where), "float16")
-    config = model / "config.json"
-    config.write_text(config.read_text().replace('"rms_norm_eps": 1e-05', '"rms_norm_eps": 2e-05'))
+    for file in model.glob("*.safetensors"):
+        save_file({name: -value for name, value in load_file(file).items()}, file, {"format": "pt"})
     with pytest.raises(StoreMismatchError, match=r"belongs to another checkpoint.*another --store"):
         prepare_store(str(model), str(where), None)
     assert prepare_store(str(tiny), str(where), None).path == where

@@ -302,6 +302,34 @@ def test_prompts_that_cannot_be(prompt: str, says: str) -> None:
         encode(TOKENIZERS["demo"], prompt, 1024)
 
 
+def test_a_panic_of_the_tokenizers_library_is_an_error_of_the_prompt(demo: Path, tmp_path: Path) -> None:
+    """Its PanicException is no Exception: it would end the thread that answers, or the service."""
+    model = Path(shutil.copytree(demo, tmp_path / "model"))
+    fields = json.loads((model / "tokenizer.json").read_text())
+    split = {"type": "Split", "pattern": {"Regex": "(a+)+$"}, "behavior": "Isolated", "invert": False}
+    (model / "tokenizer.json").write_text(json.dumps(fields | {"pre_tokenizer": split}))
+    tokenizer = load_tokenizer(model)
+    assert encode(tokenizer, "one", 4000)
+    with pytest.raises(PromptError, match=r"cannot read this prompt: .*retry-limit.*tokenizer\.json"):
+        encode(tokenizer, "a" * 40 + "b", 4000)
+    split["pattern"] = {"Regex": "("}
+    (model / "tokenizer.json").write_text(json.dumps(fields | {"pre_tokenizer": split}))
+    with pytest.raises(CorruptStoreError, match="no tokenizer can be read"):
+        load_tokenizer(model)
+
+
+def test_a_panic_while_a_tokenizer_is_read(demo: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class PanicException(BaseException):
+        """Of pyo3, which lets nobody make one."""
+
+    def panic(*_: Any, **__: Any) -> None:
+        raise PanicException("out of range")
+
+    monkeypatch.setattr(AutoTokenizer, "from_pretrained", panic)
+    with pytest.raises(CorruptStoreError, match=r"no tokenizer can be read from .*: out of range"):
+        load_tokenizer(demo)
+
+
 @pytest.mark.parametrize("family", ["qwen2_moe", "olmoe", "mixtral"])
 def test_no_tokenizer_files(family: str, tmp_path: Path) -> None:
     """Transformers makes a tokenizer of no tokens for the first two, which would find every prompt empty."""

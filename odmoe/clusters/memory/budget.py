@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 
 from checkpoint.family import config_from_dict, parse_dtype
@@ -113,7 +114,7 @@ def _shadow_bytes(settings: Settings, store: ExpertStore, size: ModelSize) -> in
 def _model_size(store: ExpertStore, tokens: int) -> ModelSize:
     """With a KV cache of so many tokens. Raises CheckpointError where the configuration does not tell."""
     manifest = store.manifest
-    key = manifest.fingerprint, manifest.dtype, tokens
+    key = json.dumps(manifest.config, sort_keys=True), manifest.dtype, tokens
     if key not in _sizes:
         found = configured_size(manifest.config, manifest.dtype, tokens, "model")
         dtype = parse_dtype(manifest.dtype)

@@ -276,3 +276,101 @@ def test_touched_weights_have_another_stamp(copied: Path) -> None:
     after = open_source(copied)
     assert after.fingerprint == before.fingerprint
     assert after.stamp != before.stamp
+
+
+# --- what the files may be ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["extra.json", "tokenizer.model", "config.json", SINGLE, "vocab.txt", "a.tiktoken"])
+def test_link_that_leads_out_of_the_model(copied: Path, tmp_path: Path, name: str) -> None:
+    """Its content would be copied into the store, and to every host."""
+    secret = tmp_path / "elsewhere" / "secret"
+    secret.parent.mkdir()
+    if (copied / name).exists():
+        (copied / name).rename(secret)
+    else:
+        secret.write_text('{"password": "x"}')
+    (copied / name).symlink_to(secret)
+    refused(copied, CheckpointError, str(copied / name), f"is a link to {secret}", "outside")
+
+
+def test_link_that_leads_nowhere(copied: Path) -> None:
+    (copied / "tokenizer.json").symlink_to(copied / "gone.json")
+    refused(copied, MissingShardError, "tokenizer.json", "gone.json, which is not there")
+
+
+def test_links_of_the_hub_cache_and_into_the_model_are_read(copied: Path, tmp_path: Path) -> None:
+    repository = tmp_path / "models--org--model"
+    snapshot = repository / "snapshots" / ("a" * 40)
+    snapshot.mkdir(parents=True)
+    (repository / "blobs").mkdir()
+    for file in copied.iterdir():
+        blob = repository / "blobs" / hashlib.sha256(file.read_bytes()).hexdigest()
+        shutil.copy(file, blob)
+        (snapshot / file.name).symlink_to(Path("../../blobs") / blob.name)
+    (snapshot / "again.json").symlink_to(snapshot / "config.json")
+    linked = tmp_path / "link"
+    linked.symlink_to(snapshot)
+    assert {"config.json", "again.json"} <= {file.name for file in open_source(linked).aux_files()}
+
+
+@pytest.mark.parametrize("name", [SINGLE, "tokenizer.json", "config.json"])
+def test_pointer_of_git_lfs_is_named_as_such(copied: Path, name: str) -> None:
+    (copied / name).write_text(f"version https://git-lfs.github.com/spec/v1\noid sha256:{'0' * 64}\nsize 11234567\n")
+    refused(copied, CorruptCheckpointError, name, "git-lfs pointer", f"run git lfs pull in {copied}")
+
+
+def test_adapter_beside_the_weights_is_not_passed_over(copied: Path) -> None:
+    (copied / "adapter_config.json").write_text('{"base_model_name_or_path": "org/base", "peft_type": "LORA"}')
+    (copied / "adapter_model.safetensors").write_bytes(b"")
+    refused(copied, CheckpointError, "adapter_config.json, adapter_model.safetensors", "org/base", "merge_and_unload")
+
+
+def test_only_what_was_downloaded_is_to_be_fetched_again(copied: Path, tmp_path: Path) -> None:
+    os.truncate(copied / SINGLE, 100)
+    with pytest.raises(CorruptCheckpointError) as caught:
+        open_source(copied)
+    assert "fetch" not in str(caught.value)
+    snapshot = tmp_path / "snapshots" / "abc"
+    shutil.copytree(copied, snapshot)
+    refused(snapshot, CorruptCheckpointError, "fetch it again")
+    (copied / ".cache" / "huggingface").mkdir(parents=True)  # as `hf download --local-dir` leaves it
+    refused(copied, CorruptCheckpointError, "fetch it again")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"num_hidden_layers": 10**5},
+        {"num_hidden_layers": 10**9},
+        {"num_hidden_layers": 10**400},
+        {"text_config": {"num_hidden_layers": 10**9}},
+        {"vision_config": {"depth": 10**9}},
+        {"first_k_dense_replace": 10**9},
+        {"num_local_experts": 10**9},
+        {"hidden_size": 10**15},
+        {"num_attention_heads": 10**12},
+        {"layer_sizes": [{"n_layer": 10**8}]},
+    ],
+    ids=lambda change: str(change)[:40],
+)
+def test_sizes_that_the_weights_cannot_have(copied: Path, change: dict[str, object]) -> None:
+    """Told before anything is built: a list of 10^9 layer types takes all memory."""
+    config = json.loads((copied / "config.json").read_text())
+    (copied / "config.json").write_text(json.dumps(config | change))
+    refused(copied, CorruptCheckpointError, "config.json has", "the weight files hold")
+
+
+@pytest.mark.parametrize("deep", ["[", '{"a": '])
+def test_config_that_is_nested_deeply(copied: Path, deep: str) -> None:
+    config = (copied / "config.json").read_text().rstrip().removesuffix("}")
+    close = {"[": "]", '{"a": ': "}"}[deep]
+    (copied / "config.json").write_text(f'{config}, "deep": {deep * 400}1{close * 400}}}')
+    refused(copied, CorruptCheckpointError, "config.json is nested")
+
+
+@pytest.mark.parametrize("shape", [[-1, 4], "x", [1.5], None])
+def test_shape_that_cannot_be_is_corrupt(copied: Path, shape: object) -> None:
+    header = json.dumps({"a": {"dtype": "F32", "shape": shape, "data_offsets": [0, 4]}}).encode()
+    (copied / SINGLE).write_bytes(struct.pack("<Q", len(header)) + header + bytes(4))
+    refused(copied, CorruptCheckpointError, SINGLE)
