@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from checkpoint import family
-from checkpoint.formats.published import published_format
+from checkpoint.formats.published import check_format
 from checkpoint.formats.settings import quantisation_settings
 from checkpoint.manifest import DENSE, FORMAT, MANIFEST, LayerSpec, Manifest
 from checkpoint.native.encodings import DEQUANTISED, NATIVE, encoding_of
@@ -59,7 +59,7 @@ def make_store(
     `target`, or StoreWriteError. After a StoreWriteError or an interrupt finished layers stay for the next run.
     """
     config = family.config_from_dict(source.config)
-    published_format(source.config, source.path)
+    check_format(source.config, source.path)
     torch_dtype = family.parse_dtype(dtype) if dtype else family.stored_dtype(config, source.dtype)
     name = family.dtype_name(torch_dtype)
     try:

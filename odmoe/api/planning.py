@@ -129,7 +129,8 @@ def planned(settings: PlanSettings, status: Status = lambda: contextlib.nullcont
     with _processes() as each, status() as say:
         say("counting the model's parameters")
         dtype, experts = settings.dtype or found.dtype, found.experts or settings.experts
-        model = model_of(settings.model, found.fields, dtype, settings.context or CONTEXT, experts)
+        aligned = settings.shadow != "none"
+        model = model_of(settings.model, found.fields, dtype, settings.context or CONTEXT, experts, aligned)
         if settings.context is not None and model.context < settings.context:
             raise ConfigError(f"--context is {settings.context}; allowed: 1 to {model.context}, the model's limit")
         return make_plan(Setup(model, hardware, policy), _counting(say), each)
