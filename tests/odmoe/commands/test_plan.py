@@ -210,10 +210,10 @@ def test_a_shadow_that_is_larger_than_the_model_is_not_advised(
     text = " ".join(cli("plan", "-m", str(tmp_path), *few).out.split())
     found = json.loads(cli("plan", "-m", str(tmp_path), *few, "--json").out)
     assert found["machines"] == machines
-    assert not any("int8 shadow" in one["what"] or "fp16 shadow" in one["what"] for one in found["changes"])
+    schemes = ("fp16 shadow", "int8 shadow", "nf4 shadow")
+    assert not any(scheme in one["what"] for one in found["changes"] for scheme in schemes), "67.6 GB in nf4"
     assert ("needs a machine with 118" in text) is (shadow == "int8")
     assert ("such a machine holds every expert and needs no workers" in text) is (shadow == "int8")
-    assert any("nf4 shadow" in one["what"] for one in found["changes"]) is (found["memory_bytes"]["whole"] > 67.5e9)
 
 
 @pytest.mark.usefixtures("few_tokens")
