@@ -71,7 +71,9 @@ def _answer(plan: Estimate) -> str:
 def _memory(plan: Estimate) -> str:
     memory, given = plan.memory, plan.setup.hardware.device_bytes
     share = memory["together"] / memory["whole"]
-    of = f" of the {megabytes(int(given))} given, since it evicts each expert after use" if given else ""
+    of = f" of the {megabytes(int(given))} given" if given else ""
+    if given and plan.slots < plan.setup.hardware.slots(plan.setup.model) and not plan.setup.policy.slots:
+        of += ", because it evicts each expert after use and further slots gain nothing"
     return (
         f"It takes {plan.machines} machines: {_seats(plan)}. A worker uses {megabytes(memory['worker'])} of device "
         f"memory{of}; all nodes together use {megabytes(memory['together'])}, {share:.0%} of what one machine with all "
