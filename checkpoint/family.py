@@ -192,8 +192,10 @@ def _without_towers(cls: Any) -> type[PreTrainedModel]:
 
 
 def stored_dtype(config: PreTrainedConfig, weights: str = "float32") -> torch.dtype:
-    """The checkpoint's dtype, by its configuration; `weights` if that has none. Raises CheckpointError."""
-    dtype = config.dtype if isinstance(config.dtype, torch.dtype) else DTYPES[weights]
+    """The checkpoint's dtype, by its configuration or, in one of images and text, its language model's; `weights` if
+    neither has one. Raises CheckpointError."""
+    named = (config.dtype, config.get_text_config().dtype)
+    dtype = next((one for one in named if isinstance(one, torch.dtype)), DTYPES[weights])
     if dtype not in DTYPES.values():
         raise CheckpointError(f"config.json says dtype {dtype_name(dtype)}; allowed: {', '.join(DTYPES)}")
     return dtype

@@ -74,12 +74,14 @@ class ModelSize:
     linear: int
     """The part of `dense` that the shadow quantises."""
     cache_token: int
-    """Keys, values and states after one token."""
+    """Keys and values of one token."""
     cache: int
-    """The same after `context` tokens."""
+    """Keys, values and states after `context` tokens."""
     context: int
     context_max: int
     """The model's own limit."""
+    state: int = 0
+    """States of convolutions and recurrences, as large after one token as after many."""
     native_bits: float = 0.0
     """Bits of an element of an expert in the store, scales included, where it keeps them as published; 0 elsewhere."""
     restoring_scratch: int = 0

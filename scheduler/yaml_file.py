@@ -12,6 +12,10 @@ from scheduler.errors import ConfigError
 MAX_BYTES = 1 << 20
 MAX_DEPTH = 32
 """Mappings and lists within each other. A cluster file needs five."""
+MAX_DIGITS = 64
+"""Characters of a number. One of base 60, as YAML 1.1 has them, takes time that grows with the square of its length."""
+MAX_SHOWN = 40
+"""Characters of a key in a message."""
 MAX_NODES = 1 << 15
 """Values of a document, those of an alias counted at each use: a few lines of aliases can stand for billions."""
 
@@ -47,7 +51,10 @@ def parse_yaml(text: str, what: str) -> Any:
         finally:
             loader.dispose()
     except _RepeatedKeyError as error:
-        raise ConfigError(f"{what} has {error.key} twice, in lines {error.first} and {error.line}; keep one") from None
+        key = shown(error.key)
+        raise ConfigError(f"{what} has {key} twice, in lines {error.first} and {error.line}; keep one") from None
+    except _InvalidValueError as error:
+        raise ConfigError(f"{what} cannot be read: {error} in line {error.line}; put it in quotes") from None
     except yaml.YAMLError as error:
         # `from None`: the parser's message shows the line.
         mark = getattr(error, "problem_mark", None)
@@ -55,10 +62,31 @@ def parse_yaml(text: str, what: str) -> Any:
         raise ConfigError(
             f"{what} cannot be read: {where} is not YAML; text with special characters needs quotes"
         ) from None
-    except (ValueError, ArithmeticError, LookupError, AttributeError):  # what yaml raises for the 31st of February
-        raise ConfigError(
-            f"{what} cannot be read: a date, number or tag in it is not valid; put it in quotes"
-        ) from None
+
+
+def key_line(path: Path, *keys: str) -> int | None:
+    """The line of a key of mappings within each other, for messages about a file that has been read. None if it is not
+    there any more."""
+    import yaml
+
+    try:
+        node = yaml.compose(path.read_text(), Loader=yaml.SafeLoader)
+    except (OSError, ValueError, yaml.YAMLError):
+        return None
+    line = None
+    for wanted in keys:
+        pairs = node.value if isinstance(node, yaml.MappingNode) else ()
+        found = next(((key, value) for key, value in pairs if key.value == wanted), None)
+        if found is None:
+            return None
+        line, node = found[0].start_mark.line + 1, found[1]
+    return line
+
+
+def shown(key: object) -> str:
+    """A key of a file for a message, of which it is never the larger part."""
+    text = str(key)
+    return text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}..."
 
 
 def _check_bounds(text: str, what: str) -> None:
@@ -110,12 +138,32 @@ class _RepeatedKeyError(Exception):
         self.key, self.first, self.line = key, first, line
 
 
+class _InvalidValueError(Exception):
+    """A value that is none of its kind, with its line. The value itself may be a secret."""
+
+    def __init__(self, what: str, line: int) -> None:
+        super().__init__(what)
+        self.line = line
+
+
+_NUMBERS = ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
+
+
 @functools.cache
 def _loader() -> Any:
-    """yaml's safe loader, which would take the last of several values with the same key."""
+    """yaml's safe loader, which would take the last of several values with the same key, and numbers of any length."""
     import yaml
 
     class Loader(yaml.SafeLoader):
+        def construct_object(self, node: Any, deep: bool = False) -> Any:
+            line = node.start_mark.line + 1
+            if node.tag in _NUMBERS and len(node.value) > MAX_DIGITS:
+                raise _InvalidValueError(f"a number of more than {MAX_DIGITS} characters", line)
+            try:
+                return super().construct_object(node, deep)
+            except (ValueError, ArithmeticError, LookupError, AttributeError, TypeError):  # the 31st of February
+                raise _InvalidValueError("a date, number or tag that is not valid", line) from None
+
         def construct_mapping(self, node: Any, deep: bool = False) -> Any:
             lines: dict[Any, int] = {}
             for key, _ in node.value if isinstance(node, yaml.MappingNode) else ():

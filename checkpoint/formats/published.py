@@ -13,7 +13,7 @@ from checkpoint.formats.block_fp8 import BlockFp8
 from checkpoint.formats.compressed_tensors import CompressedTensors
 from checkpoint.formats.gptq import Gptq
 from checkpoint.formats.mxfp4 import Mxfp4
-from checkpoint.formats.settings import quantisation_settings
+from checkpoint.formats.settings import MODELOPT, quantisation_settings
 from scheduler.errors import UnsupportedFormatError
 
 FORMATS: dict[str, type[PublishedFormat]] = {
@@ -26,7 +26,6 @@ FORMATS: dict[str, type[PublishedFormat]] = {
     "bitsandbytes": BitsAndBytes,
 }
 """By `quant_method`."""
-_MODELOPT = "hf_quant_config.json"
 
 
 def published_format(config: dict[str, Any], path: Path) -> PublishedFormat | None:
@@ -48,6 +47,14 @@ def published_format(config: dict[str, Any], path: Path) -> PublishedFormat | No
     return FORMATS[method](method, settings, path)
 
 
+def check_format(config: dict[str, Any], path: Path) -> None:
+    """Raises UnsupportedFormatError for a checkpoint at `path` whose config.json already says that it cannot be read.
+    For `odmoe plan` as for `odmoe shard`: no weights are needed."""
+    found = published_format(config, path)
+    if found is not None:
+        found.quantizer(None)
+
+
 def _method(settings: dict[str, Any]) -> Any:
     """The `quant_method`. Checkpoints of early bitsandbytes have none, and Transformers knows them by their bits."""
     bits = settings.get("load_in_4bit") or settings.get("load_in_8bit")
@@ -56,7 +63,7 @@ def _method(settings: dict[str, Any]) -> Any:
 
 def _check_modelopt(path: Path) -> None:
     """Raises UnsupportedFormatError for a checkpoint of NVIDIA ModelOpt, whose format is not in config.json."""
-    file = path / _MODELOPT
+    file = path / MODELOPT
     if not file.is_file():
         return
     try:
@@ -66,6 +73,6 @@ def _check_modelopt(path: Path) -> None:
         kind = "unknown"
     if kind:  # none where only the KV cache is quantised
         raise UnsupportedFormatError(
-            f"{path} is quantised by NVIDIA ModelOpt ({kind}), as {_MODELOPT} says, which cannot be read; these can: "
+            f"{path} is quantised by NVIDIA ModelOpt ({kind}), as {MODELOPT} says, which cannot be read; these can: "
             f"{', '.join(FORMATS)}. Give a checkpoint in one of them or in bfloat16"
         )

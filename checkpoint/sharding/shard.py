@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from checkpoint import family
-from checkpoint.formats.published import published_format
+from checkpoint.formats.published import check_format
 from checkpoint.formats.settings import quantisation_settings
 from checkpoint.manifest import DENSE, FORMAT, MANIFEST, LayerSpec, Manifest
 from checkpoint.native.encodings import DEQUANTISED, NATIVE, encoding_of
@@ -84,10 +84,11 @@ def make_store(
 
 
 def store_dtype(source: Source, dtype: str | None) -> str:
-    """`dtype`, or the checkpoint's. Raises ConfigError, CheckpointError."""
-    if dtype:
-        return family.dtype_name(family.parse_dtype(dtype))
-    return family.dtype_name(family.stored_dtype(family.config_from_dict(source.config), source.dtype))
+    """`dtype`, or the checkpoint's. Raises ConfigError, CheckpointError for one whose config.json already says that it
+    cannot be read."""
+    config = family.config_from_dict(source.config)
+    check_format(source.config, source.path)
+    return family.dtype_name(family.parse_dtype(dtype) if dtype else family.stored_dtype(config, source.dtype))
 
 
 def checked_plan(source: Source, dtype: str, check: Callable[[Source], None] | None = None) -> Conversion:
@@ -96,7 +97,6 @@ def checked_plan(source: Source, dtype: str, check: Callable[[Source], None] | N
     Raises CheckpointError.
     """
     config = family.config_from_dict(source.config)
-    published_format(source.config, source.path)
     plan = (GgufConversion if source.gguf else Conversion)(source, family.meta_model(config, family.parse_dtype(dtype)))
     check_complete(plan)
     family.shape_of(config, plan.layers, max(map(plan.experts, plan.layers)))

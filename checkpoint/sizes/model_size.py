@@ -45,6 +45,7 @@ def count(config: PreTrainedConfig, dtype: torch.dtype, context: int, name: str 
         dense -= head_elements if head.weight is not embedding.weight else 0
     context = min(context, shape.context)
     dtype_name = family.dtype_name(dtype)
+    row, state = _cache_bytes(model, config, 1, dtype)
     return ModelSize(
         name=f"{name} ({config.model_type}, {dtype_name})",
         dtype=dtype_name,
@@ -59,8 +60,9 @@ def count(config: PreTrainedConfig, dtype: torch.dtype, context: int, name: str 
         dense=dense,
         read=dense - (0 if tied else _elements(embedding.parameters())),
         linear=_quantisable(model, head),
-        cache_token=_cache_bytes(model, config, 1, dtype) // dtype.itemsize,
-        cache=_cache_bytes(model, config, context, dtype) // dtype.itemsize,
+        cache_token=row // dtype.itemsize,
+        cache=sum(_cache_bytes(model, config, context, dtype)) // dtype.itemsize,
+        state=state // dtype.itemsize,
         context=context,
         context_max=shape.context,
     )
@@ -83,19 +85,21 @@ def _quantisable(model: Any, head: nn.Module | None) -> int:
     )
 
 
-def _cache_bytes(model: Any, config: PreTrainedConfig, tokens: int, dtype: torch.dtype) -> int:
-    """Of the family's own cache after a pass over so many tokens; where a family has no pass over shapes alone, that
-    of ordinary attention. Raises UnsupportedFamilyError where its configuration has no heads either."""
+def _cache_bytes(model: Any, config: PreTrainedConfig, tokens: int, dtype: torch.dtype) -> tuple[int, int]:
+    """Of rows and of states, of the family's own cache after a pass over so many tokens; where a family has no pass
+    over shapes alone, those of ordinary attention. Raises UnsupportedFamilyError where its configuration has no heads
+    either."""
     cache = family.new_cache(config)
     ids = torch.zeros((1, tokens), dtype=torch.int64, device="meta")
     with contextlib.suppress(Exception), torch.inference_mode():
         model(input_ids=ids, past_key_values=cache, use_cache=True, logits_to_keep=1)
-        return kv.cache_bytes(cache)
+        states = sum(state.nbytes for state in kv.take(cache, 0, tokens).states)
+        return kv.cache_bytes(cache) - states, states
     text = config.get_text_config()
     try:
         heads = text.num_key_value_heads or text.num_attention_heads
         width = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
-        return int(2 * heads * width * text.num_hidden_layers * tokens * dtype.itemsize)
+        return int(2 * heads * width * text.num_hidden_layers * tokens * dtype.itemsize), 0
     except (AttributeError, TypeError) as error:
         raise UnsupportedFamilyError(
             f"how large the cache of this {config.model_type} is cannot be told from its configuration: {error}"

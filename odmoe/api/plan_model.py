@@ -7,7 +7,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from checkpoint.formats.gguf_file import is_gguf, read_gguf
-from checkpoint.formats.settings import quantisation_settings, without_quantisation
+from checkpoint.formats.settings import (
+    MODELOPT,
+    is_surely_readable,
+    names_dtype,
+    quantisation_settings,
+    without_quantisation,
+)
 from checkpoint.hub import find_model
 from checkpoint.sizes.configured_size import configured_size
 from checkpoint.sizes.native_size import with_native_experts
@@ -23,23 +29,44 @@ class Described(NamedTuple):
 
     fields: dict[str, Any]
     dtype: str | None = None
+    """Of a checkpoint: that of its weights, if they are there and its configuration names none."""
     experts: str | None = None
     """`native` or `dequantised`."""
 
 
 def read_config(name: str) -> Described:
-    """Of a model, its config.json or a store. For a model on the Hub only config.json is fetched.
+    """Of a model, its config.json or a store. For a model on the Hub no weights are fetched. What `odmoe shard` would
+    refuse without them is refused here, too.
 
     Raises CheckpointError.
     """
-    path = find_model(name, [_CONFIG])
+    path = find_model(name, [_CONFIG, MODELOPT])
     if (path / _STORE).is_file():
         manifest = _read(path / _STORE)
         kept = "native" if manifest.get("encoding") else "dequantised"
         return Described(manifest.get("config", {}), manifest.get("dtype"), kept)
     if is_gguf(path):
         return Described(read_gguf(path).config)
-    return Described(_read(path / _CONFIG if path.is_dir() else path))
+    folder = path if path.is_dir() else path.parent
+    fields = _read(path / _CONFIG if path.is_dir() else path)
+    if not is_surely_readable(fields, folder):
+        from checkpoint.family import config_from_dict
+        from checkpoint.formats.published import check_format
+
+        config_from_dict(fields)  # as in `make_store`, an unknown family comes first
+        check_format(fields, folder)
+    return Described(fields, _dtype_of_weights(path, fields) if path.is_dir() else None)
+
+
+def _dtype_of_weights(folder: Path, fields: dict[str, Any]) -> str | None:
+    """That which `odmoe shard` would take, of weights that are there and a configuration without a dtype. Raises
+    CheckpointError for weights that it does not read."""
+    safe, others = (any(folder.glob(pattern)) for pattern in ("*.safetensors", "*.bin"))
+    if (names_dtype(fields) or not safe) and (safe or not others):
+        return None
+    from checkpoint.sharding.source import open_source  # torch
+
+    return open_source(folder).dtype
 
 
 def _read(file: Path) -> dict[str, Any]:
@@ -49,6 +76,8 @@ def _read(file: Path) -> dict[str, Any]:
         raise MissingShardError(
             f"{file} does not exist; give a model directory, its config.json, a GGUF file or a store"
         ) from error
+    except OSError as error:
+        raise CheckpointError(f"{file} cannot be read: {error.strerror}; check its permissions") from error
     except (ValueError, RecursionError) as error:
         raise CheckpointError(f"{file} is not valid JSON ({error}); give a model's config.json") from error
     if not isinstance(found, dict) or not ("model_type" in found or "config" in found):
@@ -59,24 +88,33 @@ def _read(file: Path) -> dict[str, Any]:
 
 
 def model_of(
-    name: str, fields: dict[str, Any], dtype: str | None, context: int, experts: str | None = None
+    name: str,
+    fields: dict[str, Any],
+    dtype: str | None,
+    context: int,
+    experts: str | None = None,
+    aligned: bool = False,
 ) -> ModelSize:
     """Without torch where the configuration alone gives the sizes. `experts`: how a store keeps those of a quantised
-    model; None for native.
+    model; None for native. `aligned`: there is a shadow, whose KV rows are aligned.
 
     Raises CheckpointError, NotMoEError, UnsupportedFamilyError or ConfigError.
     """
     label = Path(name).name.removesuffix(".json") or name
     plain = without_quantisation(fields)
-    if quantisation_settings(fields) and dtype is None and not (fields.get("dtype") or fields.get("torch_dtype")):
+    if quantisation_settings(fields) and dtype is None and not names_dtype(fields):
         dtype = "bfloat16"  # as published models are computed
-    found = configured_size(plain, dtype, context, label) or _counted(plain, dtype, context, label)
+    found = configured_size(plain, dtype, context, label) or _counted(plain, dtype, context, label, aligned)
     return found if experts == "dequantised" else with_native_experts(found, fields)
 
 
-def _counted(fields: dict[str, Any], dtype: str | None, context: int, label: str) -> ModelSize:
+def _counted(fields: dict[str, Any], dtype: str | None, context: int, label: str, aligned: bool) -> ModelSize:
+    from checkpoint import kv
     from checkpoint.family import config_from_dict, parse_dtype, stored_dtype
     from checkpoint.sizes.model_size import count
 
     config = config_from_dict(fields)
-    return count(config, parse_dtype(dtype) if dtype else stored_dtype(config), context, label)
+    found = count(config, parse_dtype(dtype) if dtype else stored_dtype(config), context, label)
+    if aligned:
+        kv.kinds(config)
+    return found

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -16,7 +17,7 @@ from odmoe.settings.plan_settings import CONTEXT, PlanSettings
 from odmoe.simulation_pool import simulation_pool
 from scheduler.errors import ConfigError
 from scheduler.planning.assumptions import assumed
-from scheduler.planning.plan import Plan, make_plan
+from scheduler.planning.plan import Estimate, Plan, make_estimate, make_plan
 from scheduler.planning.scaling import Change, Each, Hardware, Policy, Setup, Together, best, workers_needed
 from scheduler.policies.system_config import SystemConfig
 from scheduler.timing.load_budget import LoadBudget
@@ -63,6 +64,8 @@ class PlanReport:
 
     model: ModelSize
     workers: int
+    machines: int
+    """One each for the main node, the shadow if there is one, and every worker."""
     equation_1: LoadBudget
     """If `slack_s` is below 0, a load takes that much too long."""
     group_size: int
@@ -120,19 +123,29 @@ def plan(model: str | os.PathLike[str], **settings: Unpack[PlanKeywords]) -> Pla
         return report_of(planned(table_of(PlanSettings, {**settings, "model": path}, "a setting of odmoe plan")))
 
 
-def planned(settings: PlanSettings, status: Status = lambda: contextlib.nullcontext(_silent)) -> Plan:
-    """`status`: begins to show the progress, with threads if it likes. Raises ConfigError, CheckpointError,
-    DoesNotFitError, SimulationError."""
+def planned(
+    settings: PlanSettings,
+    status: Status = lambda: contextlib.nullcontext(_silent),
+    on_estimate: Callable[[Estimate], None] = lambda estimate: None,
+) -> Plan:
+    """`status`: begins to show the progress, with threads if it likes. `on_estimate`: gets the first part of the plan,
+    while no progress is shown. Raises ConfigError, CheckpointError, DoesNotFitError, SimulationError."""
     settings.check_together()
     hardware, policy = _setup(settings)
     found = read_config(settings.model)  # before torch is imported, so that a wrong path is rejected at once
-    with _processes() as each, status() as say:
-        say("counting the model's parameters")
-        dtype, experts = settings.dtype or found.dtype, found.experts or settings.experts
-        model = model_of(settings.model, found.fields, dtype, settings.context or CONTEXT, experts)
-        if settings.context is not None and model.context < settings.context:
-            raise ConfigError(f"--context is {settings.context}; allowed: 1 to {model.context}, the model's limit")
-        return make_plan(Setup(model, hardware, policy), _counting(say), each)
+    with _processes() as each:
+        with status() as say:
+            say("counting the model's parameters")
+            dtype, experts = settings.dtype or found.dtype, found.experts or settings.experts
+            context, aligned = settings.context or CONTEXT, settings.shadow != "none"
+            model = model_of(settings.model, found.fields, dtype, context, experts, aligned)
+            if settings.context is not None and model.context < settings.context:
+                raise ConfigError(f"--context is {settings.context}; allowed: 1 to {model.context}, the model's limit")
+            count = _counting()
+            estimate = make_estimate(Setup(model, hardware, policy), lambda: say(next(count)), each)
+        on_estimate(estimate)
+        with status() as say:
+            return make_plan(estimate.setup, lambda: say(next(count)), each, estimate)
 
 
 def _silent(text: str) -> None:
@@ -167,15 +180,8 @@ def _processes() -> Iterator[Each]:
         yield each
 
 
-def _counting(say: Say) -> Callable[[], None]:
-    done = 0
-
-    def step() -> None:
-        nonlocal done
-        done += 1
-        say(f"{done} simulation{'s' * (done > 1)} so far")
-
-    return step
+def _counting() -> Iterator[str]:
+    return (f"{done} simulation{'s' * (done > 1)} so far" for done in itertools.count(1))
 
 
 def report_of(found: Plan) -> PlanReport:
@@ -185,6 +191,7 @@ def report_of(found: Plan) -> PlanReport:
     return PlanReport(
         model=found.setup.model,
         workers=found.budget.workers,
+        machines=found.machines,
         equation_1=found.budget,
         group_size=found.group_size,
         slots=found.slots,

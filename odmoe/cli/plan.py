@@ -25,7 +25,7 @@ def plan(
 ) -> None:
     """Plan a cluster for a model.
 
-    Shows whether loads keep up, tokens/s, memory, and which change would help most.
+    Shows whether loads keep up, tokens/s, memory, and which change would help most. Figures of one request come first.
 
     The exit code is 1 if --worker-memory is too small.
     """
@@ -33,9 +33,12 @@ def plan(
     settings.check_together()
     from odmoe.api.planning import planned, report_of
     from odmoe.clusters.process import prepare_process
-    from odmoe.commands.plan_text import as_text
+    from odmoe.commands.plan_text import estimate_text, rest_text
     from odmoe.terminal import Terminal
 
     prepare_process(debug)
-    result = planned(settings, Terminal(quiet, debug).status)
-    print(json.dumps(report_of(result).as_dict()) if as_json else as_text(result))
+    status = Terminal(quiet, debug).status
+    if as_json:
+        print(json.dumps(report_of(planned(settings, status)).as_dict()))
+    else:
+        print(rest_text(planned(settings, status, lambda found: print(estimate_text(found), flush=True))))

@@ -10,8 +10,8 @@ from odmoe.commands.simulate_text import CAUSES, by_luck
 from odmoe.terminal import megabytes
 from scheduler.drafts.length import AUTO
 from scheduler.planning.assumptions import assumed
-from scheduler.planning.plan import Plan
-from scheduler.planning.scaling import Change, Together, best, workers_needed
+from scheduler.planning.plan import Estimate, Plan
+from scheduler.planning.scaling import Change, Together, alignment_s, best, workers_needed
 from scheduler.simulation.workload import SAME_TOKEN
 
 _NOTHING = 0.01
@@ -24,15 +24,26 @@ _BOTTLENECKS = {
 _WIDEST = 100
 
 
-def as_text(plan: Plan) -> str:
-    """The result in words, then the figures, then changes that would help, then assumptions."""
+def estimate_text(plan: Estimate) -> str:
+    """The first part: the result in words, then the figures of one request."""
+    return "\n".join([*_wrapped(_answer(plan)), "", *_table(_figures(plan)), ""])
+
+
+def rest_text(plan: Plan) -> str:
+    """What follows: changes that would help, several requests, then assumptions."""
     taken = assumed(plan.profile, plan.setup.hardware, plan.setup.policy)
-    lines = [*_wrapped(_answer(plan)), "", *_table(_figures(plan)), "", *_helps(plan), ""]
-    lines += ["Assumed, because not given:", *(part for line in taken for part in _wrapped(line, "  ", "    "))]
-    return "\n".join(lines)
+    helps = best(plan.changes)
+    last = (
+        f"The best single change: {helps.what}, for {helps.tokens_per_s:.2f} tokens/s ({_gain(helps)})"
+        if helps
+        else "No single change would help"
+    )
+    lines = [*_wrapped(". ".join([last, *_idle_shadow(plan)]) + "."), "", *_table(_further_figures(plan)), ""]
+    lines += [*_helps(plan), "", "Assumed, because not given:"]
+    return "\n".join([*lines, *(part for line in taken for part in _wrapped(line, "  ", "    "))])
 
 
-def _answer(plan: Plan) -> str:
+def _answer(plan: Estimate) -> str:
     model, budget, policy = plan.setup.model, plan.budget, plan.setup.policy
     each = -(-model.top_k // plan.group_size)
     what = "an expert takes" if each == 1 else f"the {each} experts that a worker has to load take"
@@ -53,19 +64,51 @@ def _answer(plan: Plan) -> str:
         else ""
     )
     if lost >= _NOTHING and not budget.io_bound and policy.shadow != "none":
-        ": some predictions are wrong, and the first ones of each token come late"
-    share = plan.memory["together"] / plan.memory["whole"]
-    need = (
-        f"A worker needs {megabytes(plan.memory['worker'])} of device memory; all nodes together "
-        f"need {megabytes(plan.memory['together'])}, {share:.0%} of what one machine with all experts needs"
+        speed += ": some predictions are wrong, and the first ones of each token come late"
+    return ". ".join([first, speed, *_slow_alignment(plan), _memory(plan), *_large_shadow(plan)]) + "."
+
+
+def _memory(plan: Estimate) -> str:
+    memory, given = plan.memory, plan.setup.hardware.device_bytes
+    share = memory["together"] / memory["whole"]
+    of = f" of the {megabytes(int(given))} given" if given else ""
+    if given and plan.slots < plan.setup.hardware.slots(plan.setup.model) and not plan.setup.policy.slots:
+        of += ", because it evicts each expert after use and further slots gain nothing"
+    return (
+        f"It takes {plan.machines} machines: {_seats(plan)}. A worker uses {megabytes(memory['worker'])} of device "
+        f"memory{of}; all nodes together use {megabytes(memory['together'])}, {share:.0%} of what one machine with all "
+        "experts needs"
     )
-    helps = best(plan.changes)
-    last = (
-        f"The best single change: {helps.what}, for {helps.tokens_per_s:.2f} tokens/s ({_gain(helps)})"
-        if helps
-        else "No single change would help"
-    )
-    return ". ".join([first, speed, need, last, *_idle_shadow(plan)]) + "."
+
+
+def _seats(plan: Estimate) -> str:
+    shadow = "" if plan.setup.policy.shadow == "none" else " one for the shadow,"
+    workers = plan.setup.hardware.workers
+    return f"one for the main node,{shadow} {workers} for worker{'s' * (workers > 1)}"
+
+
+def _slow_alignment(plan: Estimate) -> list[str]:
+    """That the link, rather than anything else, bounds the speed."""
+    model = plan.setup.model
+    takes = alignment_s(plan.profile)
+    if plan.setup.policy.shadow == "none" or takes * plan.tokens_per_s < 1 - _NOTHING:
+        return []
+    state = f", {megabytes(model.state * model.item_bytes)} of them states that do not grow" if model.state else ""
+    return [
+        f"The link bounds it: what a token's alignment sends to the shadow{state}, takes {_ms(takes)}, and predictions "
+        "are not as good without"
+    ]
+
+
+def _large_shadow(plan: Estimate) -> list[str]:
+    """That a machine for the shadow could hold the model itself."""
+    shadow, whole = plan.memory["shadow"], plan.memory["whole"]
+    if shadow < whole:
+        return [f"The shadow's machine needs {megabytes(shadow)} of device memory"] if shadow else []
+    return [
+        f"The shadow ({plan.setup.policy.shadow}) needs a machine with {megabytes(shadow)} of device memory, and the "
+        f"whole model takes {megabytes(whole)}: such a machine holds every expert and needs no workers"
+    ]
 
 
 def _idle_shadow(plan: Plan) -> list[str]:
@@ -74,7 +117,7 @@ def _idle_shadow(plan: Plan) -> list[str]:
     return [f"The shadow gains nothing here. Without it: {alone[0].price}"] if alone else []
 
 
-def _figures(plan: Plan) -> dict[str, str]:
+def _figures(plan: Estimate) -> dict[str, str]:
     model, budget, memory = plan.setup.model, plan.budget, plan.memory
     main, worker = _ms(budget.main_s), _ms(budget.worker_s)
     groups = (
@@ -90,17 +133,24 @@ def _figures(plan: Plan) -> dict[str, str]:
         + (f"too long with fewer than {workers_needed(budget)} workers" if budget.io_bound else "in time"),
         "choose": f"--workers {budget.workers} --group-size {plan.group_size} --slots {plan.slots}",
         "tried": tried,
-        "decode": f"{plan.tokens_per_s:.2f} tokens/s{by_luck(plan.luck)}{_over_fits(plan)}",
+        "decode": f"{plan.tokens_per_s:.2f} tokens/s{by_luck(plan.luck)}",
         "a token": f"{times}; bottleneck, the largest part: {_BOTTLENECKS.get(plan.bound or '', 'none')}",
-        "requests": "; ".join(_together(plan)),
-        **_drafts(plan),
-        "first token": ", ".join(f"{s:.2f} s for a prompt of {n} tokens" for n, s in plan.ttft_s.items()),
         "main node": f"{megabytes(memory['main'])}: dense weights, and the cache of {model.context} tokens",
         "shadow": f"{megabytes(memory['shadow'])} ({plan.setup.policy.shadow})" if memory["shadow"] else "none",
         "a worker": f"{megabytes(memory['worker'])} on its device: {plan.slots} slot{'s' * (plan.slots > 1)} and room "
         f"to compute; {megabytes(memory['store'])} of host memory or disk for all experts",
         "together": f"{megabytes(memory['together'])} on devices; the whole model on one: {megabytes(memory['whole'])}"
         + f", {megabytes(memory['whole_dequantised'])} dequantised" * (model.native_bits > 0),
+    }
+
+
+def _further_figures(plan: Plan) -> dict[str, str]:
+    fits = {"over fits": _over_fits(plan)} if _over_fits(plan) else {}
+    return {
+        "first token": ", ".join(f"{s:.2f} s for a prompt of {n} tokens" for n, s in plan.ttft_s.items()),
+        **fits,
+        "requests": "; ".join(_together(plan)),
+        **_drafts(plan),
     }
 
 
@@ -161,7 +211,7 @@ def _over_fits(plan: Plan) -> str:
     rates = [plan.tokens_per_s, *plan.fits]
     least, most = (f"{rate:.2f}" for rate in (min(rates), max(rates)))
     sets = f"{1 + len(plan.fits)} sets of times that give the measured speed"
-    return f", {least} to {most} by fit (over the {sets})" if least != most else ""
+    return f"{least} to {most} tokens/s by fit (over the {sets})" if least != most else ""
 
 
 def _gain(change: Change) -> str:

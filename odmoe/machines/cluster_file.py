@@ -12,39 +12,59 @@ from typing import Any
 from odmoe.settings.settings import Settings
 from scheduler.errors import ConfigError
 from scheduler.unknown_names import nearest
-from scheduler.yaml_file import read_yaml
+from scheduler.yaml_file import MAX_SHOWN, key_line, read_yaml, shown
 
 ROLES = ("main_node", "shadow_node", "worker_node")
 """Also the names of Ray's node types and of their custom resources."""
 
-RAY_KEYS = (
-    "cluster_name",
-    "provider",
-    "auth",
-    "max_workers",
-    "initialization_commands",
-    "setup_commands",
-    "head_setup_commands",
-    "worker_setup_commands",
-    "head_start_ray_commands",
-    "worker_start_ray_commands",
-    "file_mounts",
-    "cluster_synced_files",
-    "file_mounts_sync_continuously",
-    "rsync_exclude",
-    "rsync_filter",
-    "docker",
-    "metadata",
-    "no_restart",
-    "upscaling_speed",
-    "idle_timeout_minutes",
-    "available_node_types",
-    "head_node_type",
-)
-"""The keys of Ray's own cluster files (ray/autoscaler/ray-schema.json)."""
+PROVIDER = {"type": "external", "module": "odmoe.on_ray.provider.OnPremises"}
+"""The only values of these keys: another provider of Ray would not read `hosts`."""
 
-PROVIDER_KEYS = ("type", "module", "hosts", "cache_stopped_nodes", "disable_node_updaters", "use_internal_ips")
-AUTH_KEYS = ("ssh_user", "ssh_private_key", "ssh_public_key", "ssh_proxy_command", "ssh_proxy_use_node_id")
+OBEYED: dict[str, type | tuple[type, ...]] = {
+    "cluster_name": str,
+    "provider": dict,
+    "provider.type": str,
+    "provider.module": str,
+    "provider.hosts": dict,
+    "auth": dict,
+    "auth.ssh_user": str,
+    "auth.ssh_private_key": str,
+    "initialization_commands": list,
+    "setup_commands": list,
+    "head_setup_commands": list,
+    "worker_setup_commands": list,
+    "head_start_ray_commands": list,
+    "worker_start_ray_commands": list,
+    "file_mounts": dict,
+    "file_mounts_sync_continuously": bool,
+    "cluster_synced_files": list,
+    "rsync_exclude": list,
+    "rsync_filter": list,
+    "metadata": dict,
+    "max_workers": int,
+    "upscaling_speed": (int, float),
+    "idle_timeout_minutes": (int, float),
+}
+"""Keys that do what they say, here or in Ray's launcher, with the kinds of their values."""
+
+_HOSTS = "what each host is, provider.hosts says"
+_SSH = "commands and copies would not take it; Host and ProxyJump in ~/.ssh/config hold for ssh, rsync and Ray alike"
+REFUSED = {
+    "docker": "nodes run on the hosts themselves, in no container",
+    "no_restart": "it is an option of ray up (--no-restart)",
+    "available_node_types": _HOSTS,
+    "head_node_type": _HOSTS,
+    "auth.ssh_public_key": "no host is sent a key; ssh-copy-id sends it",
+    "auth.ssh_proxy_command": _SSH,
+    "auth.ssh_proxy_use_node_id": _SSH,
+    "provider.head_ip": _HOSTS,
+    "provider.worker_ips": _HOSTS,
+    "provider.use_internal_ips": "a host has the one address that provider.hosts gives it",
+    "provider.cache_stopped_nodes": "hosts are neither made nor removed",
+    "provider.disable_node_updaters": "without them nothing would be started on the hosts",
+}
+"""Keys of Ray's own cluster files (ray/autoscaler/ray-schema.json) that would have no effect on these hosts, or stop
+them, and why. Those of other providers are refused, too."""
 
 OWN_SETTINGS = ("slots", "loader", "threads", "device")
 """Settings that a cluster file may give for one machine alone."""
@@ -99,11 +119,15 @@ def read_cluster_file(path: Path) -> ClusterFile:
         raise ConfigError(f"the cluster file {path} is not there; the project's cluster.yaml is an example")
     found = read_yaml(path, f"the cluster file {path}")
     if isinstance(found, dict):
-        _check_keys(found, RAY_KEYS, "", path)
-        for block, keys in (("provider", PROVIDER_KEYS), ("auth", AUTH_KEYS)):
-            if isinstance(found.get(block), dict):
-                _check_keys(found[block], keys, f"{block}: ", path)
-    return parse_cluster(found, path)
+        _check_keys(found, "", path)
+    cluster = parse_cluster(found, path)
+    least = len(cluster.hosts) - 1
+    if found.get("max_workers", least) < least:
+        raise ConfigError(
+            f"{_place(path, 'max_workers')}: max_workers is {found['max_workers']}; allowed: {least} or more, since "
+            f"there are {least} hosts beside the main node"
+        )
+    return cluster
 
 
 def parse_cluster(found: Any, path: Path) -> ClusterFile:
@@ -129,12 +153,50 @@ def parse_cluster(found: Any, path: Path) -> ClusterFile:
     return ClusterFile(path, name, hosts, user, Path(key).expanduser() if key else None)
 
 
-def _check_keys(part: dict[Any, Any], keys: tuple[str, ...], where: str, path: Path) -> None:
-    """Raises ConfigError for a key that neither Ray nor this project reads."""
-    for key in part:
-        if key not in keys:
-            near = nearest(key, keys) or f"; allowed: {', '.join(keys)}"
-            raise ConfigError(f"{path}: {where}{key} is not a key of a cluster file{near}")
+def _check_keys(part: dict[Any, Any], where: str, path: Path) -> None:
+    """Raises ConfigError for a key without effect, and for a value of another kind. `where`: the block's name and a
+    full stop, or nothing."""
+    known = [name.removeprefix(where) for name in OBEYED if name.startswith(where)]
+    known = [name for name in known if "." not in name]
+    for key, value in part.items():
+        name = f"{where}{key}"
+        about = f"{_place(path, *where.split('.')[:-1], str(key))}: {where.replace('.', ': ')}{shown(key)}"
+        if name in REFUSED and value not in (None, {}, [], ""):
+            raise ConfigError(f"{about} has no effect here: {REFUSED[name]}; remove it")
+        if name in REFUSED or name == "provider.hosts":
+            continue
+        if key not in known:
+            near = (nearest(key, known) if len(str(key)) <= MAX_SHOWN else "") or f"; allowed: {', '.join(known)}"
+            raise ConfigError(f"{about} is not a key of a cluster file{near}")
+        _check_value(value, name, about)
+        if name in ("provider", "auth") and isinstance(value, dict):
+            _check_keys(value, f"{name}.", path)
+
+
+def _check_value(value: Any, name: str, about: str) -> None:
+    """Raises ConfigError. What must be there is checked later."""
+    key = name.rpartition(".")[2]
+    if value is not None and key in PROVIDER and name.startswith("provider.") and value != PROVIDER[key]:
+        raise ConfigError(f"{about} is {shown(repr(value))}; allowed: {PROVIDER[key]}")
+    if value is None or name in ("cluster_name", "provider", "auth", "auth.ssh_user", "auth.ssh_private_key"):
+        return
+    kinds = OBEYED[name]
+    if not isinstance(value, kinds) or (isinstance(value, bool) and kinds is not bool):
+        allowed = "a number" if int in (kinds if isinstance(kinds, tuple) else (kinds,)) else _WORDS[kinds]
+        raise ConfigError(f"{about} is {shown(repr(value))}; allowed: {allowed}")
+    if isinstance(value, list) and not all(isinstance(one, str) for one in value):
+        raise ConfigError(
+            f"{about} has {shown(repr(next(one for one in value if not isinstance(one, str))))}; "
+            "allowed: a list of texts; quotes make one of it"
+        )
+
+
+_WORDS: dict[Any, str] = {str: "text", dict: "a block of settings", list: "a list of texts", bool: "true or false"}
+
+
+def _place(path: Path, *keys: str) -> str:
+    line = key_line(path, *keys)
+    return f"{path}, line {line}" if line else str(path)
 
 
 _PARTS: tuple[tuple[str, type], ...] = (("cluster_name", str), ("provider", dict), ("auth", dict))

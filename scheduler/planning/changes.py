@@ -53,11 +53,17 @@ def trials(setup: Setup, group_size: int, slots: int) -> list[Trial]:
 
 
 def compared(
-    trial: Trial, rate: float, rates_at_fits: Sequence[float], unchanged: float, unchanged_at_fits: Sequence[float]
+    trial: Trial,
+    rate: float,
+    rates_at_fits: Sequence[float],
+    unchanged: float,
+    unchanged_at_fits: Sequence[float],
+    planned: float,
 ) -> Change:
-    """What a change does to the speeds without it, all in tokens/s."""
+    """What a change does to the speeds without it, all in tokens/s of equally long answers, and so to the `planned`
+    one."""
     factor = rate / unchanged if unchanged else 1.0
-    found = Change(trial.what, rate, factor, trial.price, trial.real, trial.alone)
+    found = Change(trial.what, factor * planned, factor, trial.price, trial.real, trial.alone)
     if not rates_at_fits:
         return found
     pairs = zip(rates_at_fits, unchanged_at_fits, strict=True)
@@ -109,8 +115,11 @@ def _policy(setup: Setup, group_size: int, slots: int) -> Iterator[_Different]:
             slots,
         )
     if policy.shadow == "none":
-        other = replace(setup, policy=replace(policy, shadow="int8", recall=None))
-        yield "with an int8 shadow", f"{size_text(memory(other, slots)['shadow'])} for it", other, group_size, slots
+        for scheme in ("int8", "nf4"):
+            other = replace(setup, policy=replace(policy, shadow=scheme, recall=None))
+            if _is_small(other, slots):
+                yield f"with an {scheme} shadow", _price(other, slots), other, group_size, slots
+                return
         return
     now = memory(setup, slots)["shadow"]
     alone = replace(setup, policy=replace(policy, shadow="none"))
@@ -118,8 +127,19 @@ def _policy(setup: Setup, group_size: int, slots: int) -> Iterator[_Different]:
     for scheme in ("fp16", "int8", "nf4"):
         if scheme != policy.shadow:
             other = replace(setup, policy=replace(policy, shadow=scheme, recall=None))
-            price = f"{size_text(memory(other, slots)['shadow'])} for the shadow in place of {size_text(now)}"
-            yield f"{scheme} shadow in place of {policy.shadow}", price, other, group_size, slots
+            if _is_small(other, slots):
+                price = f"{_price(other, slots)} in place of {size_text(now)}"
+                yield f"{scheme} shadow in place of {policy.shadow}", price, other, group_size, slots
+
+
+def _is_small(setup: Setup, slots: int) -> bool:
+    """Whether the shadow takes less than the whole model: a machine for a larger one would hold every expert itself."""
+    found = memory(setup, slots)
+    return found["shadow"] < found["whole"]
+
+
+def _price(setup: Setup, slots: int) -> str:
+    return f"a machine with {size_text(memory(setup, slots)['shadow'])} for the shadow"
 
 
 def _kept(setup: Setup, group_size: int) -> _Different:

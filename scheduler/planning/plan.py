@@ -1,10 +1,14 @@
-"""A plan: the expected speed and memory of a cluster for a model, and the single change that would help most."""
+"""A plan: the expected speed and memory of a cluster for a model, and the single change that would help most.
+
+What is known first comes first: an `Estimate` of one request, after few simulations, then the rest of the `Plan`.
+"""
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
+from typing import Any
 
 from scheduler.errors import ConfigError
 from scheduler.planning.changes import compared, trials
@@ -19,20 +23,21 @@ from scheduler.planning.scaling import (
     Together,
     at_once,
     choose,
+    compared_tokens,
+    details,
     equation_1,
     fitted,
     memory,
-    outcome,
     rates,
     scaled,
 )
-from scheduler.timing.load_budget import LoadBudget, luck
+from scheduler.timing.load_budget import LoadBudget
 from scheduler.timing.profile import Profile
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
-    """The expected speed and memory of a setup, and what single changes would do."""
+class Estimate:
+    """The expected speed of one request, and memory."""
 
     setup: Setup
     profile: Profile
@@ -42,26 +47,39 @@ class Plan:
     group_size: int
     slots: int
     tried: dict[tuple[int, int], float]
-    """(group size, slots) -> tokens/s."""
+    """(group size, slots) -> tokens/s, of others than the chosen by what they have of its speed in shorter answers."""
     tokens_per_s: float
+    compared: float
+    """Tokens/s of the chosen in an answer of `compared_tokens`, to which others of that length are compared."""
+    luck: float | None
+    """The relative standard error of `tokens_per_s` over random routes and mispredictions. Everything that is compared
+    with it uses the same ones."""
+    ideal_tokens_per_s: float
+    """The speed if loads took no time."""
+    bound: str | None
+    where: dict[str, float]
+    """Seconds per token, by cause."""
+    memory: dict[str, int]
+    """Bytes by node."""
+
+    @property
+    def machines(self) -> int:
+        """The main node, the shadow and each worker have one of their own."""
+        return 1 + (self.setup.policy.shadow != "none") + self.setup.hardware.workers
+
+
+@dataclass(frozen=True, slots=True)
+class Plan(Estimate):
+    """The expected speed and memory of a setup, and what single changes would do."""
+
     together: dict[Together, float]
     """Tokens/s of several requests at once."""
     drafted: dict[Together, float]
     """The same where the shadow drafts; empty without a shadow."""
     fits: tuple[float, ...]
     """Tokens/s with the times of each other fit of the base profile."""
-    luck: float | None
-    """The relative standard error of `tokens_per_s` over random routes and mispredictions. Everything that is compared
-    with it uses the same ones."""
-    ideal_tokens_per_s: float
-    """The speed if loads took no time."""
     ttft_s: dict[int, float]
     """By the number of tokens of the prompt."""
-    bound: str | None
-    where: dict[str, float]
-    """Seconds per token, by cause."""
-    memory: dict[str, int]
-    """Bytes by node."""
     changes: tuple[Change, ...]
     """Best first."""
 
@@ -75,50 +93,79 @@ def _drafting(drafted: dict[Together, float], tokens_per_s: float) -> list[Chang
     return [Change(f"drafts of the shadow (--draft {one.draft})", rate, rate / tokens_per_s)]
 
 
-def make_plan(setup: Setup, step: Callable[[], None] = lambda: None, each: Each = map) -> Plan:
-    """Plan for a setup. `step`: called after each simulation. `each`: runs several simulations; the figures do not
-    depend on it. Raises ConfigError, DoesNotFitError."""
+def make_estimate(setup: Setup, step: Callable[[], None] = lambda: None, each: Each = map) -> Estimate:
+    """The first part of a plan. `step`: called after each simulation. `each`: runs several simulations; the figures do
+    not depend on it. Raises ConfigError, DoesNotFitError."""
     if not 1 <= setup.hardware.workers:
         raise ConfigError(f"workers is {setup.hardware.workers}; allowed: 1, 2, ...")
-    tried = choose(setup, step, each)
-    (group_size, slots), rate = next(iter(tried.items()))
     profile = scaled(setup)
-    blocks = DRAFTED if setup.policy.system.predictor == "sep" else ()
-    fits, changes = list(fitted(setup)), trials(setup, group_size, slots)
-    together, drafted, at_fits, (ideal,), changed, *changed_at_fits = _in_one_batch(
-        [Run(setup, group_size, slots, together=one) for one in TOGETHER],
-        [Run(setup, group_size, slots, together=one) for one in blocks],
-        [Run(one, group_size, slots) for one in fits],
-        [Run(at_once(setup), group_size, slots)],
-        [one.run for one in changes],
-        *(one.at_fits(fits) for one in changes),
-        step=step,
-        each=each,
-    )
-    found = outcome(setup, group_size, slots)
-    rates_drafted = dict(zip(blocks, drafted, strict=True))
-    every = [
-        compared(one, now, now_at_fits, rate, at_fits)
-        for one, now, now_at_fits in zip(changes, changed, changed_at_fits, strict=True)
-    ]
-    every = [*_drafting(rates_drafted, rate), *every]
-    return Plan(
+    tried = choose(setup, step, each)
+    (group_size, slots), short = next(iter(tried.items()))
+    whole = Run(setup, group_size, slots)
+    ideal = replace(whole, setup=at_once(setup), tokens=compared_tokens(setup.model))
+    found, quick = each(_first, [whole, ideal])
+    step()
+    ratio = found.tokens_per_s / short if short else 1.0
+    return Estimate(
         setup=setup,
         profile=profile,
         budget=equation_1(profile, group_size),
         group_size=group_size,
         slots=slots,
-        tried=tried,
-        tokens_per_s=rate,
-        together=dict(zip(TOGETHER, together, strict=True)),
-        drafted=rates_drafted,
-        fits=tuple(at_fits),
-        luck=luck(found.ttft_s, found.token_s),
-        ideal_tokens_per_s=ideal,
-        ttft_s={n: outcome(setup, group_size, slots, 2, n).ttft_s for n in PROMPTS},
+        tried={pair: rate * ratio for pair, rate in tried.items()} | {(group_size, slots): found.tokens_per_s},
+        tokens_per_s=found.tokens_per_s,
+        compared=short,
+        luck=found.luck,
+        ideal_tokens_per_s=quick * ratio,
         bound=found.bound,
         where=found.where,
         memory=memory(setup, slots),
+    )
+
+
+def _first(run: Run) -> Any:
+    """Details of a whole answer; the tokens/s of a shorter one."""
+    return details(run) if run.tokens is None else next(iter(rates(map, lambda: None, [run])))
+
+
+def make_plan(
+    setup: Setup,
+    step: Callable[[], None] = lambda: None,
+    each: Each = map,
+    estimate: Estimate | None = None,
+) -> Plan:
+    """Plan for a setup, whose first part is there already or is made. Otherwise as `make_estimate`."""
+    known = estimate or make_estimate(setup, step, each)
+    group_size, slots, rate = known.group_size, known.slots, known.tokens_per_s
+    tokens = compared_tokens(setup.model)
+    blocks = DRAFTED if setup.policy.system.predictor == "sep" else ()
+    others = list(fitted(setup))
+    base_s = setup.hardware.base.load_s
+    far = sorted(others, key=lambda one: -abs(one.hardware.base.load_s - base_s))[:1]  # the others lie between
+    changes = trials(setup, group_size, slots)
+    together, drafted, at_fits, ttft_s, changed, unchanged_far, *changed_far = _in_one_batch(
+        [Run(setup, group_size, slots, together=one) for one in TOGETHER],
+        [Run(setup, group_size, slots, together=one) for one in blocks],
+        [Run(one, group_size, slots) for one in others],
+        [Run(setup, group_size, slots, prompt=count) for count in PROMPTS],
+        [replace(one.run, tokens=tokens) for one in changes],
+        [Run(one, group_size, slots, tokens) for one in far],
+        *([replace(run, tokens=tokens) for run in one.at_fits(far)] for one in changes),
+        step=step,
+        each=each,
+    )
+    rates_drafted = dict(zip(blocks, drafted, strict=True))
+    every = [
+        compared(one, now, now_far, known.compared, unchanged_far, rate)
+        for one, now, now_far in zip(changes, changed, changed_far, strict=True)
+    ]
+    every = [*_drafting(rates_drafted, rate), *every]
+    return Plan(
+        **{field.name: getattr(known, field.name) for field in fields(Estimate)},
+        together=dict(zip(TOGETHER, together, strict=True)),
+        drafted=rates_drafted,
+        fits=tuple(at_fits),
+        ttft_s=dict(zip(PROMPTS, ttft_s, strict=True)),
         changes=tuple(sorted(every, key=lambda change: -change.factor)),
     )
 

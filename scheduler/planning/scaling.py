@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
 
 from scheduler.alignment import Alignment
 from scheduler.drafts.length import AUTO
@@ -19,7 +20,7 @@ from scheduler.simulation.requests import random_arrivals
 from scheduler.simulation.scenario import Scenario
 from scheduler.simulation.simulate import Outcome, simulate, simulate_requests
 from scheduler.simulation.workload import random_workload
-from scheduler.timing.load_budget import LoadBudget, load_budget
+from scheduler.timing.load_budget import LoadBudget, load_budget, luck
 from scheduler.timing.profile import Profile
 from scheduler.types import ModelSize
 
@@ -34,13 +35,13 @@ neglected."""
 
 _REST_BYTES = 2  # bytes per element of what a shadow on a GPU does not quantise, KV rows included
 _VISITS = 4096  # expert computations that a simulated answer should have, for a stable figure
-_LEAST, _MOST = 16, 64  # tokens of such an answer
-_LEAST_TOGETHER = 7  # of each of several answers
-_LEAST_DRAFTED = 48  # likewise, where the length of blocks is found first
-_LOOK = 8  # tokens of an answer that only ranks group sizes
-_KEPT = 3
+_VISITS_COMPARED = 1024  # likewise, where it is compared with another on the same routes
+_LEAST, _MOST = 6, 64  # tokens of such an answer
+_LEAST_COMPARED = 3
+_LEAST_TOGETHER = 3  # of each of several answers
+_LEAST_DRAFTED = 24  # likewise, where the length of blocks is found first
 _EVEN = 0.005  # speeds that differ by a smaller share count as equal
-_MOST_SLOTS = 4
+_MOST_SLOTS, _BETWEEN = 4, 3
 _SEED = 1
 
 
@@ -169,6 +170,7 @@ def scaled(setup: Setup) -> Profile:
         top_k=model.top_k,
         hidden_bytes=hidden_bytes,
         kv_bytes=-(-model.cache_token * model.item_bytes // model.layers),
+        state_bytes=model.state * model.item_bytes,
         workers=hardware.workers,
         group_size=min(model.top_k, hardware.workers),
         main_layer_s=main_s / hardware.main,
@@ -250,8 +252,19 @@ def memory(setup: Setup, slots: int, rest_bytes: int = _REST_BYTES) -> dict[str,
     }
 
 
-def outcome(setup: Setup, group_size: int, slots: int, tokens: int | None = None, prompt_tokens: int = 16) -> Outcome:
-    """Simulate an answer of `tokens` tokens; None: enough for a stable figure."""
+def alignment_s(profile: Profile) -> float:
+    """Seconds in which what a token adds to the caches passes the link to the shadow."""
+    return (profile.layers * profile.kv_bytes + profile.state_bytes) * 8 / profile.link_bits_per_s
+
+
+def compared_tokens(model: ModelSize) -> int:
+    """Tokens of an answer whose speed is compared with another's on the same routes. Over the changes of a plan, such
+    a comparison was at most 2 % off one of four times as many tokens."""
+    return min(max(_VISITS_COMPARED // (model.layers * model.top_k), _LEAST_COMPARED), _MOST)
+
+
+def outcome(setup: Setup, group_size: int, slots: int, tokens: int | None = None, prompt_tokens: int = 1) -> Outcome:
+    """Simulate an answer of `tokens` tokens; None: enough for a stable figure. A prompt delays only the first one."""
     tokens = tokens or min(max(_VISITS // (setup.model.layers * setup.model.top_k), _LEAST), _MOST)
     scenario = _scenario(setup, group_size, slots, tokens, prompt_tokens)
     return simulate(scenario, random_workload(scenario, setup.policy.expected, _SEED))
@@ -284,7 +297,7 @@ class Together:
 TOGETHER = tuple(Together(requests, batched) for requests in (16, 4) for batched in (False, True))
 """Those that a plan has figures for; the longest simulation first."""
 DRAFTED = (
-    *(Together(requests, False, AUTO) for requests in (16, 4, 1)),
+    *(Together(requests, False, AUTO) for requests in (4, 1)),
     *(Together(1, False, count) for count in (15, 7, 3)),
 )
 """Likewise with drafts, where there is a shadow."""
@@ -300,7 +313,17 @@ def speed_together(setup: Setup, group_size: int, slots: int, together: Together
         batch_dense=together.batch_dense,
         draft=together.draft,
     )
-    return simulate_requests(scenario, random_arrivals(scenario, setup.policy.expected, _SEED)).decode_tokens_per_s or 0
+    found = simulate_requests(scenario, random_arrivals(scenario, setup.policy.expected, _SEED)).decode_tokens_per_s
+    return _aligned(setup, found or 0.0)
+
+
+class Detail(NamedTuple):
+    """What a plan says of one request."""
+
+    tokens_per_s: float
+    luck: float | None
+    bound: str | None
+    where: dict[str, float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -313,14 +336,16 @@ class Run:
     tokens: int | None = None
     together: Together | None = None
     """Several requests; then `tokens` is not read."""
+    prompt: int | None = None
+    """Tokens of a prompt, whose first token is waited for."""
 
 
-Each = Callable[[Callable[[Run], float], Iterable[Run]], Iterator[float]]
+Each = Callable[[Callable[[Run], Any], Iterable[Run]], Iterator[Any]]
 """Applies a function to each run. The results come in order: `map`, or a pool's."""
 
 
 def rates(each: Each, step: Callable[[], None], runs: Iterable[Run]) -> list[float]:
-    """The decode tokens/s of each run. `step`: called after each."""
+    """The decode tokens/s of each run, or the seconds to a prompt's first token. `step`: called after each."""
     found = []
     for rate in each(_rate, runs):
         step()
@@ -329,17 +354,39 @@ def rates(each: Each, step: Callable[[], None], runs: Iterable[Run]) -> list[flo
 
 
 def _rate(run: Run) -> float:
+    if run.prompt is not None:
+        return outcome(run.setup, run.group_size, run.slots, 1, run.prompt).ttft_s
     if run.together is not None:
         return speed_together(run.setup, run.group_size, run.slots, run.together)
     return speed(run.setup, run.group_size, run.slots, run.tokens)
 
 
-def choose(setup: Setup, step: Callable[[], None] = lambda: None, each: Each = map) -> dict[tuple[int, int], float]:
-    """(group size, slots) -> tokens/s, best first. Among equally fast ones, the least memory comes first, then the
-    group size nearest to top-k. Raises DoesNotFitError if no expert, or fewer than the given slots, fit on a worker."""
+def details(run: Run) -> Detail:
+    """Of an answer that is long enough for stable figures."""
+    found = outcome(run.setup, run.group_size, run.slots)
+    rate = found.decode_tokens_per_s or 0.0
+    bounded = _aligned(run.setup, rate)
+    if bounded == rate:
+        return Detail(rate, luck(found.ttft_s, found.token_s), found.bound, found.where)
+    where = found.where | {"network": found.where.get("network", 0.0) + 1 / bounded - 1 / rate}
+    return Detail(bounded, 0.0, "network", where)
 
-    def tried(pairs: list[tuple[int, int]], tokens: int | None = None) -> dict[tuple[int, int], float]:
-        runs = [Run(setup, *pair, tokens) for pair in pairs]
+
+def _aligned(setup: Setup, rate: float) -> float:
+    """Tokens/s with which the link keeps up: predictions are as good as planned only after every token's alignment."""
+    profile = scaled(setup)
+    if setup.policy.shadow == "none" or not setup.policy.alignment.kv_period or not alignment_s(profile):
+        return rate
+    return min(rate, 1 / alignment_s(profile))
+
+
+def choose(setup: Setup, step: Callable[[], None] = lambda: None, each: Each = map) -> dict[tuple[int, int], float]:
+    """(group size, slots) -> tokens/s in an answer of `compared_tokens`, best first. Among equally fast ones, the least
+    memory comes first, then the group size nearest to top-k. Raises DoesNotFitError if no expert, or fewer than the
+    given slots, fit on a worker."""
+
+    def tried(pairs: list[tuple[int, int]]) -> dict[tuple[int, int], float]:
+        runs = [Run(setup, *pair, compared_tokens(setup.model)) for pair in pairs]
         return dict(zip(pairs, rates(each, step, runs), strict=True))
 
     policy, workers, top_k = setup.policy, setup.hardware.workers, setup.model.top_k
@@ -350,15 +397,12 @@ def choose(setup: Setup, step: Callable[[], None] = lambda: None, each: Each = m
             f"{room} expert{'s' * (room > 1)} of {size_text(setup.model.expert_bytes)}; allowed: 1 to {room}"
         )
     groups = [policy.group_size] if policy.group_size else _sizes(workers, top_k)
-    least = policy.slots or 1
-    pairs = [(group, least) for group in groups]
-    if len(pairs) > _KEPT:
-        rough = tried(pairs, _LOOK)
-        pairs = sorted(pairs, key=lambda pair: -rough[pair])[:_KEPT]
-    found = tried(pairs)
+    found = tried([(group, policy.slots or 1) for group in groups])
     fastest = max(found, key=lambda pair: found[pair])[0]
     if not policy.slots:
-        found |= tried([(fastest, slots) for slots in range(2, min(room, _MOST_SLOTS) + 1)])
+        found |= tried([(fastest, slots) for slots in sorted({2, min(room, _MOST_SLOTS)}) if slots <= room])
+        if room > _BETWEEN and found[fastest, 2] < (1 - _EVEN) * found[fastest, _MOST_SLOTS]:
+            found |= tried([(fastest, _BETWEEN)])
     enough = (1 - _EVEN) * max(found.values())
     rank = sorted(
         found, key=lambda p: (found[p] < enough, p[1], abs(p[0] - top_k) if found[p] >= enough else -found[p])
@@ -375,7 +419,7 @@ def _sizes(workers: int, top_k: int) -> list[int]:
 
 def speed(setup: Setup, group_size: int, slots: int, tokens: int | None = None) -> float:
     """Simulated decode tokens/s."""
-    return outcome(setup, group_size, slots, tokens).decode_tokens_per_s or 0.0
+    return _aligned(setup, outcome(setup, group_size, slots, tokens).decode_tokens_per_s or 0.0)
 
 
 def at_once(setup: Setup) -> Setup:

@@ -36,6 +36,7 @@ class MainLinks:
     def __init__(self, profile: Profile, duplex: bool = True) -> None:
         self._hop_s, self._byte_s = profile.hop_s, 8 / profile.link_bits_per_s
         self._row_bytes, self._kv_bytes = profile.hidden_bytes, profile.kv_bytes
+        self._state_bytes = profile.state_bytes
         self._out = Lane()
         self._in = Lane() if duplex else self._out
         self._aligning = Lane()
@@ -51,8 +52,10 @@ class MainLinks:
         return passed if passed > earliest else earliest
 
     def aligned(self, at: float, rows: float) -> float:
-        """Keys and values of `rows` tokens, of one layer each, leave for the shadow at `at`. Returns their arrival."""
-        passed = self._aligning.take(at, rows * self._kv_bytes * self._byte_s)
+        """Keys and values of `rows` tokens, of one layer each, leave for the shadow at `at`, with the states if there
+        are rows. Returns their arrival."""
+        nbytes = rows * self._kv_bytes + (self._state_bytes if rows else 0)
+        passed = self._aligning.take(at, nbytes * self._byte_s)
         return max(passed, at + self._hop_s)
 
     def predicted(self, at: float) -> float:

@@ -60,6 +60,8 @@ class Profile:
     """One embedding, one way; 0, with an infinite `link_bits_per_s`, on one machine."""
     link_bits_per_s: float
     shadow_layer_s: float
+    state_bytes: int = 0
+    """States of one request in all layers, which every alignment of KV rows carries once."""
     main_extra_s: float = 0.0
     """Each further token of a pass, in one layer of the main node."""
     model_sizes: tuple[int, int, int, int] | None = None

@@ -12,10 +12,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scheduler.errors import ConfigError
-from scheduler.yaml_file import MAX_BYTES, MAX_DEPTH, parse_yaml, read_yaml
+from scheduler.yaml_file import MAX_BYTES, MAX_DEPTH, key_line, parse_yaml, read_yaml
 from support.paths import ROOT
 
 LAUGHS = "a0: &a0 [x]\n" + "".join(f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]\n" for n in range(1, 10))
+
+LONG = [
+    *("1" * 6000, "-" + "1" * 65, "0x" + "f" * 6000, "0b" + "1" * 60_000, "0" + "7" * 9000, "1_" * 3000 + "1"),
+    *(":".join(["1"] * 100_000), ":".join(["1"] * 1000) + ".5", "1" * 400 + ".5", "!!int " + "1" * 6000),
+]
+"""Numbers that Python would refuse to show, or that take time which grows with the square of their length."""
 
 WRONG = [
     ("a: 1\nb: 2\na: 3", "f has a twice, in lines 1 and 3; keep one"),
@@ -32,11 +38,13 @@ WRONG = [
     ("? [a]\n: 1", "line 1, column 3 is not YAML"),
     ("!!python/object/apply:os.getpid []", "line 1, column 1 is not YAML"),
     ("a: \0", "is not YAML"),
-    ("a: 2024-02-31", "a date, number or tag in it is not valid"),
-    ("a: " + "1" * 5000, "a date, number or tag in it is not valid"),
-    ("a: !!bool hunter2", "a date, number or tag in it is not valid"),
-    ("a: !!timestamp hunter2", "a date, number or tag in it is not valid"),
-    ('a: !!int ""', "a date, number or tag in it is not valid"),
+    ("a: 2024-02-31", "a date, number or tag that is not valid in line 1"),
+    ("b:\n- a: !!bool hunter2", "a date, number or tag that is not valid in line 2"),
+    ("a: !!timestamp hunter2", "a date, number or tag that is not valid in line 1"),
+    ('a: !!int ""', "a date, number or tag that is not valid in line 1"),
+    *[(f"b: 1\na: {number}", "a number of more than 64 characters in line 2") for number in LONG],
+    ("b: 1\n? " + "1" * 100 + "\n: 1", "a number of more than 64 characters in line 2"),
+    ("? " + "k" * 900 + "\n: 1\n? " + "k" * 900 + "\n: 2", "has " + "k" * 40 + "... twice, in lines 1 and 3"),
 ]
 
 
@@ -48,6 +56,19 @@ def test_wrong_texts(text: str, message: str) -> None:
     assert str(caught.value).startswith("f")
     assert "hunter2" not in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_the_longest_numbers() -> None:
+    """64 characters, with their sign; texts may be longer, and so may hexadecimal digits in quotes."""
+    assert parse_yaml("a: " + "9" * 64 + "\nb: '" + "9" * 6000 + "'", "f") == {"a": 10**64 - 1, "b": "9" * 6000}
+    assert parse_yaml("a: 190:20:30", "f") == {"a": 685_230}, "base 60"
+
+
+def test_the_line_of_a_key(tmp_path: Path) -> None:
+    (tmp_path / "f").write_text("a: 1\nb:\n  c: {d: 2,\n      e: 3}\n")
+    lines = [key_line(tmp_path / "f", *keys) for keys in (("a",), ("b",), ("b", "c"), ("b", "c", "e"))]
+    assert lines == [1, 2, 3, 4]
+    assert key_line(tmp_path / "f", "b", "e") is key_line(tmp_path / "none", "a") is None
 
 
 def test_wrong_files(tmp_path: Path) -> None:

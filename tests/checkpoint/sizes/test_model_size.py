@@ -14,6 +14,7 @@ from checkpoint.family import config_from_dict, stored_dtype
 from checkpoint.sharding.source import read_header
 from checkpoint.sizes.model_size import count
 from scheduler.types import ModelSize
+from support.models import families
 from support.paths import CONFIGS
 
 
@@ -83,3 +84,13 @@ def test_counts_are_those_of_real_weights(demo: Path) -> None:
     assert (found.experts_all, found.dense) == (experts, sum(sizes.values()) - experts)
     attention = sum(size for name, size in sizes.items() if "self_attn" in name and "proj" in name)
     assert found.linear == attention
+
+
+@pytest.mark.parametrize("family", ["jamba", "qwen3_next", "minimax", "nemotron_h", "kimi_linear", "deepseek_v3"])
+def test_states_do_not_grow_and_rows_do(family: str) -> None:
+    """A cache of n tokens is its states, and n rows."""
+    config = families.configuration(family)
+    sizes = [count(config, torch.float32, tokens) for tokens in (1, 5, 17)]
+    assert [size.cache - size.state for size in sizes] == [tokens * sizes[0].cache_token for tokens in (1, 5, 17)]
+    assert (sizes[0].state > 0) is (family != "deepseek_v3")
+    assert len({size.state for size in sizes}) == 1

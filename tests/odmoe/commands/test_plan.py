@@ -42,7 +42,6 @@ def simulated_once() -> Iterator[None]:
     once = functools.cache(outcome)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("scheduler.planning.scaling.outcome", once)
-        patch.setattr("scheduler.planning.plan.outcome", once)
         patch.setattr("scheduler.planning.scaling.speed_together", functools.cache(speed_together))
         patch.setattr("odmoe.simulation_pool._made", lambda: None)
         yield
@@ -52,12 +51,11 @@ def simulated_once() -> Iterator[None]:
 def few_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
     """Answers have four tokens, for what does not depend on how fast they are."""
 
-    def quick(setup: Setup, group_size: int, slots: int, tokens: int | None = None, prompt_tokens: int = 16) -> Outcome:
+    def quick(setup: Setup, group_size: int, slots: int, tokens: int | None = None, prompt_tokens: int = 1) -> Outcome:
         return outcome(setup, group_size, slots, min(tokens or 4, 4), prompt_tokens)
 
     monkeypatch.setattr("scheduler.planning.scaling.outcome", quick)
-    monkeypatch.setattr("scheduler.planning.plan.outcome", quick)
-    for name in ("_VISITS", "_LEAST_TOGETHER", "_LEAST_DRAFTED"):
+    for name in ("_VISITS", "_VISITS_COMPARED", "_LEAST_TOGETHER", "_LEAST_DRAFTED"):
         monkeypatch.setattr(f"scheduler.planning.scaling.{name}", 4)
     monkeypatch.setattr("scheduler.planning.scaling.speed_together", speed_together)
 
@@ -77,13 +75,15 @@ def test_the_answer_in_words_comes_first(cli: CommandLine) -> None:
     answer = cli("plan", "-m", MIXTRAL, "--workers", "8", "--worker-memory", "1GB")
     assert (answer.code, answer.err) == (0, "")
     assert answer.out.startswith("Loads end 3.25 ms late: an expert takes 25.0 ms to load")
-    words, figures = answer.out.split("\n\n")[:2]
+    words, figures, helps = answer.out.split("\n\n")[:3]
     for part in (
         "tokens/s",
-        "728.8 MB of device memory",
-        "The best single change: drafts of the shadow",
+        "It takes 10 machines: one for the main node, one for the shadow, 8 for workers",
+        "A worker uses 728.8 MB of device memory of the 1000.0 MB given",
+        "The shadow's machine needs 47.50 GB of device memory",
     ):
         assert part in " ".join(words.split())
+    assert helps.startswith("The best single change: drafts of the shadow")
     for part in (
         "704.6 MB each",
         "too long with fewer than 10 workers",
@@ -127,12 +127,12 @@ def test_several_requests_at_once(
     assert rates[16, False] < rates[16, True] < 16 * 8 * 40 / (32 * 7.92), "the workers' loads"
     assert any("random ones 7.2" in line for line in found["assumed"])
     drafts = {(one["requests"], one["draft"]): one["tokens_per_s"] for one in found["drafts_at_once"]}
-    assert list(drafts) == [(1, 3), (1, 7), (1, 15), (1, "auto"), (4, "auto"), (16, "auto")]
+    assert list(drafts) == [(1, 3), (1, 7), (1, 15), (1, "auto"), (4, "auto")]
     assert rates[1, False] < drafts[1, 3] < drafts[1, 7]
     assert drafts[1, "auto"] > 1.5 * rates[1, False]
     said = " ".join(cli("plan", "-m", MIXTRAL).out.split())
     assert f"are right; 1 alone: {drafts[1, 3]:.2f} with --draft 3, {drafts[1, 7]:.2f} with --draft 7," in said
-    assert f"1 alone: {drafts[1, 'auto']:.2f}, 4 at once: {drafts[4, 'auto']:.2f}, 16 at once:" in said
+    assert f"1 alone: {drafts[1, 'auto']:.2f}, 4 at once: {drafts[4, 'auto']:.2f}" in said
     assert f"16 at once: {rates[16, False]:.2f} tokens/s together, {rates[16, True]:.2f} with --batch-dense" in said
 
 
@@ -147,7 +147,7 @@ def test_advice_has_its_range_over_the_fits_of_a_profile(
     least, most = ranges["a shadow twice as fast"]
     assert least < 1.01 < 1.05 < most, "the shadow is slow in the others"
     least, most = ranges["2 slots per worker in place of 1"]
-    assert least < 1.03 < 1.07 < most, "loads are slow in the first"
+    assert least < 1.03 < 1.05 < most, "loads are slow in the first"
     said = " ".join(cli("plan", "-m", MIXTRAL).out.split())
     assert f"a shadow twice as fast ({ranges['a shadow twice as fast'][0] - 1:+.0%} to" in said
     assert "is one of 4 sets of times that give the measured speed: loads of 22.5 to 25 ms" in said
@@ -196,6 +196,39 @@ def test_a_gguf_file_that_is_not_there_is_refused_as_elsewhere(cli: CommandLine)
     assert "'models/no.gguf' is a GGUF file that does not exist; check the name" in planned.err
     assert (planned.code, planned.err) == (answered.code, answered.err)
     assert "GGUF" in cli("plan", "--help").out
+
+
+@pytest.mark.usefixtures("few_tokens")
+@pytest.mark.parametrize(("shadow", "machines"), [("int8", 6), ("none", 5)])
+def test_a_shadow_that_is_larger_than_the_model_is_not_advised(
+    cli: CommandLine, tmp_path: Path, shadow: str, machines: int
+) -> None:
+    """gpt-oss-120b is published in 65 GB; its int8 shadow takes 118."""
+    fields = json.loads((CONFIGS / "gpt-oss-120b.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(fields | {"quantization_config": {"quant_method": "mxfp4"}}))
+    few = ("--workers", "4", "--group-size", "4", "--slots", "1", "--shadow", shadow)
+    text = " ".join(cli("plan", "-m", str(tmp_path), *few).out.split())
+    found = json.loads(cli("plan", "-m", str(tmp_path), *few, "--json").out)
+    assert found["machines"] == machines
+    schemes = ("fp16 shadow", "int8 shadow", "nf4 shadow")
+    assert not any(scheme in one["what"] for one in found["changes"] for scheme in schemes), "67.6 GB in nf4"
+    assert ("needs a machine with 118" in text) is (shadow == "int8")
+    assert ("such a machine holds every expert and needs no workers" in text) is (shadow == "int8")
+
+
+@pytest.mark.usefixtures("few_tokens")
+def test_states_of_recurrent_layers_bound_the_speed_on_a_slow_link(cli: CommandLine, tmp_path: Path) -> None:
+    """Qwen3-Next-80B has 78 MB of them: 0.62 s at 1 Gbit/s, whatever else is fast."""
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "qwen3_next", "dtype": "bfloat16"}))
+    few = ("plan", "-m", str(tmp_path), "--workers", "8", "--group-size", "8", "--slots", "1")
+    slow, fast = (json.loads(cli(*few, "--link", link, "--json").out) for link in ("1Gbit", "10Gbit"))
+    row, state = slow["model"]["cache_token"], slow["model"]["state"]
+    assert row == 2 * 12 * 2 * 256, "keys and values of 12 layers with two heads of 256"
+    assert state * 2 == pytest.approx(78e6, rel=0.01)
+    assert slow["decode_tokens_per_s"] == pytest.approx(1e9 / 8 / (2 * (row + state)), rel=1e-3)
+    assert slow["bound"] == "network"
+    assert slow["decode_tokens_per_s"] < fast["decode_tokens_per_s"]
+    assert "The link bounds it: what a token's alignment sends to the shadow" in " ".join(cli(*few).out.split())
 
 
 @pytest.mark.usefixtures("few_tokens")

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
-from odmoe.machines.cluster_file import read_cluster_file
+from odmoe.machines.cluster_file import OBEYED, read_cluster_file
 from odmoe.settings.settings import Settings
 from scheduler.errors import ConfigError
 from support.paths import ROOT
@@ -157,6 +160,84 @@ def test_files_that_say_nothing_or_too_much(tmp_path: Path, text: str, message: 
         read_cluster_file(file)
     file.write_text(GOOD)
     assert read_cluster_file(file).main.address == "10.0.0.1"
+
+
+def keys_of(schema: dict[str, Any], where: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
+    for name, about in schema.get("properties", {}).items():
+        yield where + name, about
+        yield from keys_of(about, f"{where}{name}.")
+
+
+RAY = json.loads((Path(find_spec("ray").origin).parent / "autoscaler" / "ray-schema.json").read_text())
+EXAMPLES = {"string": "x", "object": {"x": "y"}, "array": ["x"], "integer": 1000, "number": 5, "boolean": True}
+
+
+@pytest.mark.parametrize(
+    ("key", "about"), list(keys_of(RAY)), ids=lambda value: value if isinstance(value, str) else ""
+)
+def test_every_key_of_ray_is_obeyed_or_refused(key: str, about: dict[str, Any], tmp_path: Path) -> None:
+    """By its name, and with its line."""
+    kind = about.get("type") or ("array" if key.endswith("commands") else "boolean")
+    content = yaml.safe_load(GOOD)
+    *blocks, name = key.split(".")
+    part = content
+    for block in blocks:
+        part = part.setdefault(block, {})
+    part.setdefault(name, EXAMPLES[kind if isinstance(kind, str) else kind[0]])
+    file = tmp_path / "c.yaml"
+    file.write_text(yaml.safe_dump(content))
+    if key in (*OBEYED, "provider.hosts") and not key.startswith("provider.module"):
+        assert read_cluster_file(file).main.address == "10.0.0.1"
+        return
+    with pytest.raises(ConfigError) as caught:
+        read_cluster_file(file)
+    refused = ": ".join(part for part in key.split(".")[: 1 if key.startswith("docker") else None])
+    if key.startswith("provider.security_group") or key.startswith("provider.gcp_credentials"):
+        refused = ": ".join(key.split(".")[:2])
+    assert f": {refused} " in str(caught.value)
+    named = refused.split(": ")[-1]
+    line = next(n for n, text in enumerate(file.read_text().splitlines(), 1) if text.strip().startswith(f"{named}:"))
+    assert f"c.yaml, line {line}: " in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("docker: {image: x}", "c.yaml, line 7: docker has no effect here: nodes run on the hosts themselves"),
+        ("max_workers: 0", "c.yaml, line 7: max_workers is 0; allowed: 1 or more"),
+        ("setup_commands: make", "line 7: setup_commands is 'make'; allowed: a list of texts"),
+        ("setup_commands: [make, {a: b}]", "line 7: setup_commands has {'a': 'b'}; allowed: a list of texts"),
+        ("rsync_exclude: [1]", "line 7: rsync_exclude has 1; allowed: a list of texts"),
+        ("file_mounts: [x]", "line 7: file_mounts is ['x']; allowed: a block of settings"),
+        ("file_mounts_sync_continuously: 1", "line 7: file_mounts_sync_continuously is 1; allowed: true or false"),
+        ("idle_timeout_minutes: yes", "line 7: idle_timeout_minutes is True; allowed: a number"),
+        ("7: x", "line 7: 7 is not a key of a cluster file; allowed: cluster_name"),
+        ("~: x", "None is not a key of a cluster file"),
+        ("k" * 120 + ": x", "line 7: " + "k" * 40 + "... is not a key of a cluster file; allowed:"),
+    ],
+)
+def test_keys_without_effect_and_values_of_another_kind(text: str, message: str, tmp_path: Path) -> None:
+    file = tmp_path / "c.yaml"
+    file.write_text(f"{GOOD}{text}\n")
+    with pytest.raises(ConfigError) as caught:
+        read_cluster_file(file)
+    assert message in str(caught.value)
+    assert len(str(caught.value)) < 600 + len(str(tmp_path))
+
+
+@pytest.mark.parametrize("provider", [{"type": "local"}, {"type": "aws"}, {"module": "other.Provider"}])
+def test_another_provider(provider: dict[str, str], tmp_path: Path) -> None:
+    """It would not read the hosts."""
+    content = yaml.safe_load(GOOD)
+    content["provider"] |= provider
+    (tmp_path / "c.yaml").write_text(yaml.safe_dump(content))
+    with pytest.raises(ConfigError, match=r"line \d+: provider: (type|module) is '.*'; allowed: "):
+        read_cluster_file(tmp_path / "c.yaml")
+
+
+def test_a_key_that_asks_for_nothing(tmp_path: Path) -> None:
+    (tmp_path / "c.yaml").write_text(GOOD.replace("me}", "me, ssh_proxy_command: }") + "docker: {}\nno_restart: \n")
+    assert read_cluster_file(tmp_path / "c.yaml").user == "me"
 
 
 @pytest.mark.parametrize(

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
+import random
 from collections.abc import Iterator
 from dataclasses import replace
-from itertools import product
+from itertools import pairwise, product
 
 import pytest
 
@@ -19,6 +20,7 @@ from scheduler.planning.scaling import (
     Setup,
     best,
     choose,
+    compared_tokens,
     equation_1,
     memory,
     outcome,
@@ -192,17 +194,18 @@ def test_the_first_token_comes_as_in_the_paper_where_one_thing_follows_the_other
 def test_no_other_groups_are_faster(workers: int, top_k: int) -> None:
     setup = Setup(replace(MIXTRAL, top_k=top_k, layers=4, depth=4), Hardware(PROFILE, workers, 3e9), Policy())
     (group, slots), found = next(iter(choose(setup).items()))
-    every = {pair: speed(setup, *pair) for pair in product(range(1, workers + 1), (1, 2, 3, 4))}
+    tokens = compared_tokens(setup.model)
+    every = {pair: speed(setup, *pair, tokens) for pair in product(range(1, workers + 1), (1, 2, 3, 4))}
     assert found == every[group, slots]
     assert found >= 0.97 * max(every.values()), every
 
 
 def test_of_choices_as_fast_the_one_with_the_least_memory() -> None:
-    """A second slot lets a load that a gate waits for begin at once; a third brings next to nothing."""
+    """A second slot lets a load that a gate waits for begin at once; more bring next to nothing."""
     found = choose(on(few_layers(8), device_bytes=24e9))
     assert next(iter(found))[1] == 2
     of_slots = {slots: rate for (_, slots), rate in found.items() if rate}
-    assert of_slots[3] == pytest.approx(of_slots[2], rel=0.005)
+    assert of_slots[4] == pytest.approx(of_slots[2], rel=0.005)
 
 
 def test_where_loads_cannot_be_given_up_a_second_slot_gains_less() -> None:
@@ -245,6 +248,54 @@ def test_more_slots_than_there_is_room_for_are_refused() -> None:
         make_plan(said)
 
 
+MACHINES = {
+    "link_bits_per_s": (1e8, 1e9, 1e10),
+    "load_bytes_per_s": (0.5e9, 5e9, 50e9),
+    "device_bytes": (1, 2, 4),
+}
+"""Each a way to be better; device memory in experts."""
+
+
+@pytest.mark.parametrize("way", MACHINES)
+@pytest.mark.parametrize("seed", range(4))
+def test_better_machines_never_make_a_plan_slower(way: str, seed: int) -> None:
+    """Small models, with states of recurrent layers or without, on all pairs of machines that differ in one thing."""
+    draw = random.Random(f"{way} {seed}")
+    layers, hidden, inner = draw.choice((3, 6)), draw.choice((1024, 4096)), draw.choice((512, 8192))
+    state = draw.choice((0, 10**6, 4 * 10**7))
+    model = replace(
+        few_layers(layers).model,
+        experts=draw.choice((4, 16)),
+        top_k=draw.choice((1, 2, 4)),
+        hidden=hidden,
+        expert=3 * hidden * inner,
+        state=state,
+        item_bytes=2,
+    )
+    given = {name: draw.choice(values) for name, values in MACHINES.items()}
+    workers, shadow = draw.choice((1, 2, 3, 5)), draw.choice(("int8", "int8", "none"))
+
+    def planned(**changed: float) -> float:
+        link, load, slots = (given | changed).values()
+        nbytes = workspace_bytes(model) + slots * model.expert_bytes
+        setup = Setup(model, Hardware(PROFILE, workers, nbytes, load, link), Policy(shadow))
+        return next(iter(choose(setup).values()))
+
+    found = [planned(**{way: value}) for value in MACHINES[way]]
+    assert all(later >= 0.995 * before for before, later in pairwise(found)), (found, given, model)
+
+
+def test_an_alignment_bounds_the_speed() -> None:
+    """States of 125 MB take a second at 1 Gbit/s, once an alignment and not once a token of the prompt."""
+    heavy = replace(few_layers(4), model=replace(few_layers(4).model, state=125_000_000 // 4, cache_token=0))
+    assert speed(heavy, 2, 1) == pytest.approx(1)
+    assert make_plan(heavy).bound == "network"
+    assert sum(make_plan(heavy).where.values()) == pytest.approx(1, rel=0.01)
+    assert speed(on(heavy, link_bits_per_s=1e12), 2, 1) > 10
+    alone = replace(heavy, policy=Policy("none"))
+    assert speed(alone, 2, 1) > 2, "without a shadow nothing is aligned"
+
+
 # --- what would help --------------------------------------------------------------------------------------------------
 
 
@@ -262,8 +313,10 @@ def test_changes_are_ranked_and_each_is_what_the_changed_setup_gives(paper: Plan
         ("no shadow", replace(PAPER, policy=replace(PAPER.policy, shadow="none"))),
     ):
         change = next(change for name, change in by_name.items() if name.startswith(start))
-        assert change.tokens_per_s == speed(other, 2, 1)
-        assert change.factor == pytest.approx(change.tokens_per_s / paper.tokens_per_s)
+        tokens = compared_tokens(MIXTRAL)
+        assert change.factor == pytest.approx(speed(other, 2, 1, tokens) / speed(PAPER, 2, 1, tokens))
+        assert change.tokens_per_s == pytest.approx(change.factor * paper.tokens_per_s)
+        assert change.factor == pytest.approx(speed(other, 2, 1, 129) / speed(PAPER, 2, 1, 129), rel=0.02)
     assert any("equation (1) then holds" in name for name in by_name)
 
 

@@ -78,3 +78,10 @@ def test_the_papers_link() -> None:
     assert links.aligned(20.0, 32 * 16) == pytest.approx(20.033554432), "a lane of its own"
     assert links.aligned(20.0, 0) == pytest.approx(20.033554432), "but for one after the other"
     assert links.predicted(20.0) == pytest.approx(20.00045)
+
+
+def test_states_travel_once_an_alignment() -> None:
+    """2,000 bytes at 1 Mbit/s are 16 ms, beside 2 ms a row."""
+    links = MainLinks(replace(MILLISECONDS, state_bytes=2000))
+    assert links.aligned(0.0, 3) == pytest.approx(0.016 + 3 * 0.002)
+    assert links.aligned(1.0, 0) == pytest.approx(1.005), "a token alone"

@@ -9,7 +9,7 @@ from itertools import product
 import pytest
 
 from scheduler.planning.plan import Plan, make_plan
-from scheduler.planning.scaling import Change, Hardware, Policy, Setup, best, choose, speed
+from scheduler.planning.scaling import Change, Hardware, Policy, Setup, best, choose, compared_tokens, speed
 from scheduler.timing.profile import find_profile
 from support.scheduling.paper_setup import MIXTRAL, PAPER, PROFILE, on
 
@@ -31,7 +31,8 @@ def one_request() -> Iterator[None]:
 def test_no_other_groups_are_faster(workers: int, top_k: int) -> None:
     setup = Setup(replace(MIXTRAL, top_k=top_k, layers=12, depth=12), Hardware(PROFILE, workers, 3e9), Policy())
     (group, slots), found = next(iter(choose(setup).items()))
-    every = {pair: speed(setup, *pair) for pair in product(range(1, workers + 1), (1, 2, 3, 4))}
+    tokens = compared_tokens(setup.model)
+    every = {pair: speed(setup, *pair, tokens) for pair in product(range(1, workers + 1), (1, 2, 3, 4))}
     assert found == every[group, slots]
     assert found >= 0.97 * max(every.values()), every
 
@@ -40,7 +41,7 @@ def test_of_choices_as_fast_the_one_with_the_least_memory() -> None:
     found = choose(on(PAPER, device_bytes=24e9))
     assert next(iter(found))[1] == 2
     of_slots = {slots: rate for (_, slots), rate in found.items() if rate}
-    assert of_slots[3] == pytest.approx(of_slots[2], rel=0.005)
+    assert of_slots[4] == pytest.approx(of_slots[2], rel=0.005)
     assert make_plan(on(PAPER, device_bytes=1e9)).slots == 1
 
 
