@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import difflib
 import functools
 import inspect
 import json
@@ -22,7 +23,6 @@ from checkpoint.formats.settings import without_quantisation
 from checkpoint.formats.unreadable import first_line
 from scheduler.errors import CheckpointError, ConfigError, NotMoEError, UnsupportedFamilyError
 from scheduler.types import ModelShape
-from scheduler.unknown_names import nearest
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
@@ -109,7 +109,8 @@ def _unknown_type(fields: dict[str, Any]) -> CheckpointError:
 
     model_type, classes = fields.get("model_type"), ", ".join(_architectures(fields))
     beside = f" and architectures {classes:.80}" if classes else ""
-    near = nearest(model_type, sorted(CONFIG_MAPPING)) or "; check config.json, or give another model"
+    found = difflib.get_close_matches(str(model_type), sorted(CONFIG_MAPPING), 2)
+    near = f"; did you mean {' or '.join(found)}?" if found else "; check config.json, or give another model"
     return CheckpointError(
         f"config.json has model_type {str(model_type)[:80]!r}{beside}, which Transformers {transformers_version()} "
         f"does not know{near}"

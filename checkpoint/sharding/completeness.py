@@ -81,7 +81,7 @@ def _check_experts(plan: Conversion, layer: int) -> None:
         layer, 0, count if whole else 1, {key: place for places in held for key, place in places.items()}, whole
     )
     try:
-        plan.convert(part, {key: _empty(place) for key, place in part.places.items()}, META)
+        plan.check_shapes(part, {key: _empty(place) for key, place in part.places.items()})
     except CorruptCheckpointError as error:
         targets = [f"{name}.{key}" for key in plan.parameters[layer]]
         if _absent(plan, targets, layer):

@@ -232,18 +232,27 @@ class Conversion:
             for key, tensor in tensors.items():
                 self.format.check(self.words.get(key, ""), key, tensor)
 
-    def convert(self, part: Part, tensors: dict[str, torch.Tensor], device: str = "cpu") -> dict[str, torch.Tensor]:
-        """The parameters of a part's experts, each [last - first, ...]; they may share memory with `tensors`. On the
-        meta device neither has bytes, and only shapes are checked.
+    def convert(self, part: Part, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """The parameters of a part's experts, each [last - first, ...]; they may share memory with `tensors`.
 
         Raises CorruptCheckpointError, MissingShardError.
         """
+        self.check(tensors)
+        found = self._converted(part, tensors, "cpu")
+        for key, value in found.items():
+            if value.is_meta:
+                raise MissingShardError(f"{self.source.path} holds no weights for {self.modules[part.layer][0]}.{key}")
+        return found
+
+    def check_shapes(self, part: Part, tensors: dict[str, torch.Tensor]) -> None:
+        """Raises CorruptCheckpointError if `tensors`, which are on the meta device, do not become a part's experts."""
+        self._converted(part, tensors, "meta")
+
+    def _converted(self, part: Part, tensors: dict[str, torch.Tensor], device: str) -> dict[str, torch.Tensor]:
         from transformers.conversion_mapping import get_model_conversion_mapping
         from transformers.core_model_loading import convert_and_load_state_dict_in_model
         from transformers.modeling_utils import LoadStateDictConfig
 
-        if device != "meta":
-            self.check(tensors)
         name, module = self.modules[part.layer]
         original = self.parameters[part.layer]
         _set(module, {key: value[part.first : part.last] for key, value in original.items()})
@@ -272,9 +281,6 @@ class Conversion:
             raise CorruptCheckpointError(
                 f"{self.source.path}: the experts' weights do not have their family's shape: {wrong[0]}"
             )
-        for key, value in found.items():
-            if value.is_meta and device != "meta":
-                raise MissingShardError(f"{self.source.path} holds no weights for {name}.{key}")
         return found
 
 

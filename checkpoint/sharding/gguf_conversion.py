@@ -109,7 +109,7 @@ class GgufConversion(Conversion):
                     f"{list(parameter.shape)}; {cure(self.source.path)}"
                 )
 
-    def convert(self, part: Part, tensors: dict[str, torch.Tensor], device: str = "cpu") -> dict[str, torch.Tensor]:
+    def convert(self, part: Part, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """See `Conversion.convert`."""
         found = {}
         for (target, _), group in self.groups[part.layer].items():

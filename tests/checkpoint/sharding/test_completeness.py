@@ -137,7 +137,7 @@ def test_a_shard_that_is_too_short(tmp_path: Path) -> None:
     refused(model, tmp_path, CorruptCheckpointError, files[1].name)
 
 
-@pytest.mark.parametrize("family", ["qwen3_vl_moe", "glm4v_moe", "kimi_k25", "mistral4"])
+@pytest.mark.parametrize("family", ["qwen3_vl_moe", "glm4v_moe", "kimi_k25", "aria"])
 @pytest.mark.parametrize("inner", ["bfloat16", None])
 def test_the_experts_of_a_wrapper_have_the_dtype_that_is_asked_for(
     tmp_path: Path, family: str, inner: str | None

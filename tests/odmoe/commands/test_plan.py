@@ -79,7 +79,7 @@ def test_the_answer_in_words_comes_first(cli: CommandLine) -> None:
     for part in (
         "tokens/s",
         "It takes 10 machines: one for the main node, one for the shadow, 8 for workers",
-        "A worker uses 728.8 MB of device memory of the 1000.0 MB given",
+        "A worker uses 728.8 MB of device memory of the 1.00 GB given",
         "The shadow's machine needs 47.50 GB of device memory",
     ):
         assert part in " ".join(words.split())

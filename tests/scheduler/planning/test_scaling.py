@@ -316,7 +316,9 @@ def test_changes_are_ranked_and_each_is_what_the_changed_setup_gives(paper: Plan
         tokens = compared_tokens(MIXTRAL)
         assert change.factor == pytest.approx(speed(other, 2, 1, tokens) / speed(PAPER, 2, 1, tokens))
         assert change.tokens_per_s == pytest.approx(change.factor * paper.tokens_per_s)
-        assert change.factor == pytest.approx(speed(other, 2, 1, 129) / speed(PAPER, 2, 1, 129), rel=0.02)
+        assert change.factor == pytest.approx(
+            speed(other, 2, 1, 129) / speed(PAPER, 2, 1, 129), rel=0.04 if "nf4" in start else 0.01
+        )
     assert any("equation (1) then holds" in name for name in by_name)
 
 
