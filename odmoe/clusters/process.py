@@ -10,6 +10,7 @@ import signal
 import threading
 import warnings
 from collections.abc import Iterator
+from pathlib import Path
 
 from odmoe.clusters.hqq_import import postpone_hqq
 from scheduler.errors import LaunchError
@@ -43,6 +44,7 @@ def prepare_imports(debug: bool = False) -> None:
 _OF_RAY = (
     *("RAY_ENABLE_AUTO_CONNECT", "RAY_DEDUP_LOGS", "RAY_DEDUP_LOGS_SKIP_REGEX", "RAY_AUTH_MODE", "RAY_AUTH_TOKEN"),
     *("RAY_IGNORE_UNHANDLED_ERRORS", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO"),
+    "RAY_memory_monitor_refresh_ms",
 )
 """Variables that are set for Ray."""
 _RAY_TOKEN = secrets.token_hex(32)
@@ -83,6 +85,21 @@ def prepare_ray(cluster: str) -> None:
     if cluster == "local":
         os.environ["RAY_AUTH_MODE"] = "token"
         os.environ.setdefault("RAY_AUTH_TOKEN", _RAY_TOKEN)
+        # Ray would kill our processes, the main node too, when other programs have taken 95 % of the memory. The kernel
+        # kills when none is left, and in the order of `prefer_as_victim`.
+        os.environ.setdefault("RAY_memory_monitor_refresh_ms", "0")
+
+
+VICTIM_POINTS = {"main": 0, "worker": 300, "shadow": 600}
+"""What the kernel adds to a node's share of the memory, in thousandths, when it chooses a process to kill."""
+
+
+def prefer_as_victim(role: str) -> None:
+    """Have the kernel kill the shadow before workers, and these before the main node, when memory runs out. Ray starts
+    all its processes as the first victims. Does nothing where the kernel does not allow it."""
+    with contextlib.suppress(OSError, ValueError):
+        base = int(Path(f"/proc/{os.getppid()}/oom_score_adj").read_text())
+        Path("/proc/self/oom_score_adj").write_text(str(min(1000, base + VICTIM_POINTS[role])))
 
 
 VECTOR_MATH = (
