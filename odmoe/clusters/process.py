@@ -8,23 +8,30 @@ import os
 import secrets
 import signal
 import threading
+import time
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
 from odmoe.clusters.hqq_import import postpone_hqq
+from odmoe.log_thread import LOG_TIME
 from scheduler.errors import LaunchError
 
 OUR_PACKAGES = ("scheduler", "wire", "checkpoint", "main_node", "shadow_node", "worker_node", "odmoe")
 """Their warnings are shown; of the libraries, only errors."""
 
 
-def prepare_process(debug: bool = False) -> None:
+def prepare_process(debug: bool = False, timed: bool = False) -> None:
     """Silence the libraries, unless `debug`, and postpone those that a start does not need. Call it before
-    Transformers' models are imported."""
+    Transformers' models are imported. `timed`: lines of the log begin with the time, as those of processes that last
+    need it."""
     prepare_imports(debug)
     level = logging.DEBUG if debug else logging.ERROR
-    logging.basicConfig(level=level, format="%(levelname)s %(name)s: %(message)s")
+    first = "%(asctime)s " if timed else ""
+    lines, form = logging.StreamHandler(), logging.Formatter(f"{first}%(levelname)s %(name)s: %(message)s", LOG_TIME)
+    form.converter = time.gmtime
+    lines.setFormatter(form)
+    logging.basicConfig(level=level, handlers=[lines])
     for ours in OUR_PACKAGES:
         logging.getLogger(ours).setLevel(logging.DEBUG if debug else logging.WARNING)
 

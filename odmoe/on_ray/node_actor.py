@@ -24,7 +24,7 @@ class NodeProcess:
     """Common setup of all our processes."""
 
     def __init__(self, settings: Settings, store: str) -> None:
-        prepare_process()
+        prepare_process(timed=True)
         prepare_libraries(settings.threads_a_node)
         self._settings = settings
         self._store = store

@@ -5,7 +5,6 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,11 +24,11 @@ def no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def raylets(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[list[str]]]:
+def raylets(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
     """The command lines with which Ray was asked to start a process."""
     asked: list[list[str]] = []
     monkeypatch.setattr(services, "start_ray_process", lambda command, kind, *_, **__: asked.append(command))
-    yield asked
+    return asked
 
 
 def test_a_raylet_starts_no_agent_and_waits_for_none() -> None:
@@ -44,7 +43,9 @@ def test_a_raylet_starts_no_agent_and_waits_for_none() -> None:
 
 
 def test_what_stands_for_an_agent_ends_with_its_raylet() -> None:
-    program = "import shlex, subprocess, sys; print(subprocess.Popen(shlex.split(sys.argv[1])).pid, flush=True); input()"
+    program = (
+        "import shlex, subprocess, sys; print(subprocess.Popen(shlex.split(sys.argv[1])).pid, flush=True); input()"
+    )
     command = [sys.executable, "-c", program, ray_start.AGENT]
     raylet = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert raylet.stdin is not None
@@ -77,7 +78,7 @@ def test_too_slow_is_tried_again_and_leaves_nothing(monkeypatch: pytest.MonkeyPa
     def start() -> str:
         events.append("start")
         if events.count("start") < 3:
-            raise Exception(SLOW)  # noqa: TRY002 - as Ray does
+            raise Exception(SLOW)
         return "runs"
 
     said: list[str] = []
