@@ -180,11 +180,18 @@ def test_a_client_that_goes_ends_its_connection_to_the_service(relay: Relay, tmp
 
 
 def test_an_open_connection_does_not_hold_up_the_end(relay: Relay, tmp_path: Path) -> None:
-    over = threading.Event()
-    with service(tmp_path / "s", lambda connection: over.wait(20)) as path:
+    begun, over = threading.Event(), threading.Event()
+
+    def serve(connection: socket.socket) -> None:
+        connection.recv(1 << 16)
+        begun.set()
+        over.wait(20)
+
+    with service(tmp_path / "s", serve) as path:
         relay.lead_to(path)
         with socket.create_connection(relay.address, 20) as client:
             client.sendall(ASKED)
+            assert begun.wait(20)
             relay.close()
             assert client.recv(10) == b""
         over.set()
