@@ -36,12 +36,12 @@ NOISE = re.compile(
 PLAIN = (
     (
         re.compile(r"Timed out waiting for file \S*(?:agent|export)\S*_port"),
-        "Ray's agent there took longer than the 15 s that Ray gives it; start Ray as the project's cluster.yaml does, by "
-        "python -m odmoe.on_ray.ray_start, which starts none",
+        "Ray's agent there took longer than the 15 s that Ray gives it; start Ray as the project's cluster.yaml does, "
+        "by python -m odmoe.on_ray.ray_start, which starts none",
     ),
     (
         re.compile(r"timed out during startup"),
-        "Ray took longer to start there than the 30 s that it allows itself; see how busy that host is, and run it again",
+        "Ray took longer to start there than the 30 s that it allows itself; see how busy that host is, then try again",
     ),
 )
 """What Ray says in terms of its own code, and what it means."""

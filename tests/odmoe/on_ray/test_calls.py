@@ -156,8 +156,8 @@ def test_a_call_has_its_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
     ("detail", "cause"),
     [
         (
-            "Worker exit type: SYSTEM_ERROR Worker exit detail: Worker unexpectedly exits with a connection error code 2. "
-            "End of file. Some common causes include: (1) the process was killed by the OOM killer",
+            "Worker exit type: SYSTEM_ERROR Worker exit detail: Worker unexpectedly exits with a connection error code "
+            "2. End of file. Some common causes include: (1) the process was killed by the OOM killer",
             "its process was killed or has crashed; the kernel's log (dmesg) there says if memory ran out",
         ),
         (
