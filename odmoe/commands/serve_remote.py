@@ -56,16 +56,18 @@ def serve_there(settings: Settings, own: ServeSettings, keys: tuple[str, ...], o
         retry = 0
         while True:
             try:
+                if retry:
+                    _wait_until_back(cluster, settings.launch_s)
+                    bring_up(settings, cluster, output)
                 return service.run(cluster)
             except (HostError, LaunchError) as error:
                 if service.lasted_s > LASTING_S:
                     retry = 0
+                service.lasted_s = 0.0
                 if not service.served or retry == settings.retry:
                     raise
                 retry += 1
                 terminal.complain(f"{utc_time()} {error}; retry {retry} of {settings.retry}")
-                _wait_until_back(cluster, settings.launch_s)
-                _bring_up_again(settings, cluster, output, terminal)
 
 
 class _Service:
@@ -91,7 +93,7 @@ class _Service:
     def run(self, cluster: ClusterFile) -> int:
         """Until it ends. Returns its exit code. Raises HostError if the main host or the service there was lost, and
         OSError where its log cannot be written here: it would wait for room in the pipe for ever."""
-        self.lasted_s, self._since = 0.0, None
+        self._since = None
         with Ssh.of(cluster, cluster_dir(cluster.name)) as ssh:
             remote = ssh.start(cluster.main, AT_HEAD, GRACE_S)
             try:
@@ -102,13 +104,13 @@ class _Service:
                 self._relay.lost()
                 self.lasted_s = 0.0 if self._since is None else time.monotonic() - self._since
                 remote.close(GRACE_S)
-        if signals:
-            return 128 + signals[-1] if code == 128 + signal.SIGINT else code
-        if code == 255 or code < 0:
-            raise remote.failure(code, stderr)
-        if code > 128:
-            raise _killed(cluster, code - 128)
-        return code
+            if signals:
+                return 128 + signals[-1] if code == 128 + signal.SIGINT else code
+            if code == 255 or code < 0:
+                raise remote.failure(code, stderr)
+            if code > 128:
+                raise _killed(cluster, code - 128)
+            return code
 
     def _follow(self, ssh: Ssh, cluster: ClusterFile, remote: Remote) -> tuple[int, str]:
         """Until the service ends. Returns its exit code and the last 4,000 bytes of its standard error."""
@@ -157,14 +159,6 @@ def _wait_until_back(cluster: ClusterFile, within_s: float) -> None:
             if time.monotonic() + AGAIN_S >= end:
                 raise
         time.sleep(AGAIN_S)
-
-
-def _bring_up_again(settings: Settings, cluster: ClusterFile, output: Output, terminal: Terminal) -> None:
-    """As at first. An error is told: the service then says what is missing."""
-    try:
-        bring_up(settings, cluster, output)
-    except (HostError, LaunchError) as error:
-        terminal.complain(f"{utc_time()} {error}")
 
 
 def _request(settings: Settings, own: ServeSettings, keys: tuple[str, ...], output: Output) -> dict[str, Any]:
@@ -227,11 +221,10 @@ def _check(here: tuple[str, int], cluster: ClusterFile) -> None:
     with contextlib.closing(http.client.HTTPConnection(address, here[1], timeout=CHECK_S)) as connection:
         try:
             connection.request("GET", "/health")
-            if connection.getresponse().status == 200:
-                return
+            if (status := connection.getresponse().status) != 200:
+                raise http.client.HTTPException(f"status {status}")
         except (OSError, http.client.HTTPException) as error:
             raise HostError(
                 f"{cluster.main.name} ({cluster.main.address}): the service there does not answer over ssh ({error}); "
                 "set AllowTcpForwarding yes for its sshd, or run odmoe serve --cluster auto there"
             ) from error
-    raise HostError(f"{cluster.main.name}: another program answers at {url_of(here)}")
