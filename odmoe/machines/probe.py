@@ -149,7 +149,7 @@ def listening(ours):
             fields = line.split()
             if fields[3] == "0A":
                 sockets[f"socket:[{fields[9]}]"] = int(fields[1].rpartition(":")[2], 16)
-    holders = {}
+    holders: dict[int, set[int]] = {}
     for link in glob.glob("/proc/[0-9]*/fd/*"):
         with contextlib.suppress(OSError):
             port = sockets.get(os.readlink(link))
