@@ -8,6 +8,9 @@ export ODMOE_TLS="$HOME/odmoe/keys"
 # Ray's launcher sets the one, which would leave torch a single thread; the other would win over the file above.
 unset OMP_NUM_THREADS RAY_AUTH_TOKEN
 export ODMOE_NODE_PORT=8701
+# Ray would kill nodes, the main node too, when other programs have taken 95 % of a host's memory. The kernel kills when
+# none is left: the shadow first, workers then.
+export RAY_memory_monitor_refresh_ms="${RAY_memory_monitor_refresh_ms:-0}"
 # Ray's autoscaler runs as a script beside a scheduler.py of its own, which would be imported in place of our package.
 export PYTHONSAFEPATH=1
 odmoe() { python -m odmoe "$@"; }

@@ -1,19 +1,27 @@
-"""Lines to standard error, written in a thread: a full pipe that nobody reads blocks no request."""
+"""Lines of a log: their time, and a thread that writes them. A full pipe that nobody reads blocks no request."""
 
 from __future__ import annotations
 
 import queue
 import sys
 import threading
+import time
 from collections.abc import Callable
 from typing import Self
 
+LOG_TIME = "%Y-%m-%dT%H:%M:%SZ"
+"""Of UTC, at the front of a line."""
 PLACES = 10_000
 """Lines that wait at most."""
 END_S = 5.0
 """Longest wait, at the end, for lines that still wait."""
 
 Write = Callable[[str], object]
+
+
+def utc_time() -> str:
+    """`2026-01-01T00:00:00Z`."""
+    return time.strftime(LOG_TIME, time.gmtime())
 
 
 class LogThread:

@@ -3,8 +3,10 @@ line."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import queue
 import signal
 import sys
 import threading
@@ -13,6 +15,7 @@ from typing import Any
 
 from odmoe.cli.exit import outcome
 from odmoe.clusters.process import prepare_process, prepare_ray
+from odmoe.machines.head import SILENT_S, STOP
 from odmoe.settings.settings import Settings
 from odmoe.settings.sources import merged
 
@@ -62,10 +65,20 @@ def _serve(request: dict[str, Any]) -> int:
 
 
 def _follow_signals() -> None:
-    """Interrupt this process once for each line, a signal at the launching machine. When standard input ends, nobody
-    can reach the service any more: then twice, which ends it at once."""
-    while sys.stdin.readline():
-        os.kill(os.getpid(), signal.SIGINT)
+    """Interrupt this process once for each line about a signal at the launching machine. When standard input ends, or
+    says nothing for `SILENT_S`, nobody can reach the service any more: then twice, which ends it at once."""
+    lines: queue.SimpleQueue[str] = queue.SimpleQueue()
+
+    def listen() -> None:
+        for line in sys.stdin:
+            lines.put(line)
+        lines.put("")
+
+    threading.Thread(target=listen, daemon=True).start()
+    with contextlib.suppress(queue.Empty):
+        while line := lines.get(timeout=SILENT_S):
+            if line == STOP:
+                os.kill(os.getpid(), signal.SIGINT)
     os.kill(os.getpid(), signal.SIGINT)
     time.sleep(AGAIN_S)
     os.kill(os.getpid(), signal.SIGINT)
@@ -80,12 +93,12 @@ def _follow_launcher() -> None:
 
 def main() -> int:
     """Returns the exit code; 130 if the launching machine has disconnected."""
-    prepare_process()
     prepare_ray("auto")
     line = sys.stdin.readline()
     if not line:
         return 130
     request = json.loads(line)
+    prepare_process(timed=request.get("do") == "serve")
     signal.signal(signal.SIGINT, signal.default_int_handler)
     follow = _follow_signals if request.get("do") == "serve" else _follow_launcher
     threading.Thread(target=follow, daemon=True).start()

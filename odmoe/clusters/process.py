@@ -8,22 +8,30 @@ import os
 import secrets
 import signal
 import threading
+import time
 import warnings
 from collections.abc import Iterator
+from pathlib import Path
 
 from odmoe.clusters.hqq_import import postpone_hqq
+from odmoe.log_thread import LOG_TIME
 from scheduler.errors import LaunchError
 
 OUR_PACKAGES = ("scheduler", "wire", "checkpoint", "main_node", "shadow_node", "worker_node", "odmoe")
 """Their warnings are shown; of the libraries, only errors."""
 
 
-def prepare_process(debug: bool = False) -> None:
+def prepare_process(debug: bool = False, timed: bool = False) -> None:
     """Silence the libraries, unless `debug`, and postpone those that a start does not need. Call it before
-    Transformers' models are imported."""
+    Transformers' models are imported. `timed`: lines of the log begin with the time, as those of processes that last
+    need it."""
     prepare_imports(debug)
     level = logging.DEBUG if debug else logging.ERROR
-    logging.basicConfig(level=level, format="%(levelname)s %(name)s: %(message)s")
+    first = "%(asctime)s " if timed else ""
+    lines, form = logging.StreamHandler(), logging.Formatter(f"{first}%(levelname)s %(name)s: %(message)s", LOG_TIME)
+    form.converter = time.gmtime
+    lines.setFormatter(form)
+    logging.basicConfig(level=level, handlers=[lines])
     for ours in OUR_PACKAGES:
         logging.getLogger(ours).setLevel(logging.DEBUG if debug else logging.WARNING)
 
@@ -43,6 +51,7 @@ def prepare_imports(debug: bool = False) -> None:
 _OF_RAY = (
     *("RAY_ENABLE_AUTO_CONNECT", "RAY_DEDUP_LOGS", "RAY_DEDUP_LOGS_SKIP_REGEX", "RAY_AUTH_MODE", "RAY_AUTH_TOKEN"),
     *("RAY_IGNORE_UNHANDLED_ERRORS", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO"),
+    "RAY_memory_monitor_refresh_ms",
 )
 """Variables that are set for Ray."""
 _RAY_TOKEN = secrets.token_hex(32)
@@ -83,6 +92,21 @@ def prepare_ray(cluster: str) -> None:
     if cluster == "local":
         os.environ["RAY_AUTH_MODE"] = "token"
         os.environ.setdefault("RAY_AUTH_TOKEN", _RAY_TOKEN)
+        # Ray would kill our processes, the main node too, when other programs have taken 95 % of the memory. The kernel
+        # kills when none is left, and in the order of `prefer_as_victim`.
+        os.environ.setdefault("RAY_memory_monitor_refresh_ms", "0")
+
+
+VICTIM_POINTS = {"main": 0, "worker": 300, "shadow": 600}
+"""What the kernel adds to a node's share of the memory, in thousandths, when it chooses a process to kill."""
+
+
+def prefer_as_victim(role: str) -> None:
+    """Have the kernel kill the shadow before workers, and these before the main node, when memory runs out. Ray starts
+    all its processes as the first victims. Does nothing where the kernel does not allow it."""
+    with contextlib.suppress(OSError, ValueError):
+        base = int(Path(f"/proc/{os.getppid()}/oom_score_adj").read_text())
+        Path("/proc/self/oom_score_adj").write_text(str(min(1000, base + VICTIM_POINTS[role])))
 
 
 VECTOR_MATH = (

@@ -17,6 +17,10 @@ from scheduler.errors import ClusterError, HostError, LaunchError, LinkError, OD
 AT_HEAD = ". ~/odmoe/code/env.sh && exec python -m odmoe.cli.at_head"
 HERE_ONLY = frozenset({"cluster", "model", "store", "tls", "secret", "host", "node_port"})
 """Settings whose values are valid on this machine only; they are not sent to the head."""
+STOP, HERE = "stop\n", "here\n"
+"""Lines for a service on the head: a signal came to the launching machine; it is still there."""
+HERE_S, SILENT_S = 10.0, 60.0
+"""Between two of the latter, and the longest silence: the service then ends, since nobody can reach it."""
 IDLE_S = 60.0
 """Longest silence of a head that starts its nodes; it sends a line every second."""
 

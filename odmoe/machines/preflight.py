@@ -6,21 +6,24 @@ import json
 import re
 import time
 import tomllib
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from odmoe.machines.cluster_file import Host
-from odmoe.machines.ship import ROOT, has_store
+from odmoe.machines.ship import ENVIRONMENT, ROOT, has_store
 from odmoe.machines.ssh import Ssh
 from scheduler.errors import ConfigError, HostError
+from scheduler.yaml_file import read_yaml
 
 PROBE_S = 30.0
 STOP_S = 30.0
 OLDEST = (3, 11)
 SKEW_S = 60.0
 SPARE = 256 << 20  # bytes of disk beside the store: logs, Ray's session
+ENVIRONMENT_BYTES = 2 << 30  # of ~/odmoe/venv
+HOME, RAY_LOGS = "~/odmoe", "/tmp/ray"
 NAMED = 3  # packages that a message names
 
 Facts = dict[str, Any]
@@ -39,13 +42,14 @@ class Requirements:
 
     `versions` are package versions by name. `code` is a digest, or None before `ray up`, which copies the code and
     makes an environment that is missing or older than `lock_time`. `store` is (name, digest of the manifest, bytes) or
-    None.
+    None. `ports` are those that must be free or the cluster's own, by role.
     """
 
     versions: dict[str, str]
     code: str | None = None
     store: tuple[str, str, int] | None = None
     lock_time: float = 0.0
+    ports: Mapping[str, Iterable[int]] = field(default_factory=dict)
 
 
 def probe(ssh: Ssh, host: Host) -> Facts:
@@ -78,24 +82,28 @@ def _ask(ssh: Ssh, host: Host, what: str, deadline_s: float) -> Facts:
 def preflight(ssh: Ssh, hosts: Iterable[Host], required: Requirements) -> tuple[dict[str, Facts], dict[str, HostError]]:
     """The facts of the fit hosts and the errors of the others, by address. Bounded; all hosts at once."""
 
-    def one(host: Host) -> Facts:
-        facts = probe(ssh, host)
-        check(host, facts, required)
-        return facts
-
+    hosts = list(hosts)
     facts: dict[str, Facts] = {}
     failed: dict[str, HostError] = {}
-    for address, found in ssh.each(hosts, one).items():
-        if isinstance(found, HostError):
-            failed[address] = found
-        else:
-            facts[address] = found
+    asked = ssh.each(hosts, lambda host: probe(ssh, host))
+    main = next((host for host in hosts if host.role == "main_node" and isinstance(asked[host.address], dict)), None)
+    for host in hosts:
+        found = asked[host.address]
+        try:
+            if isinstance(found, HostError):
+                raise found
+            check(host, found, required, None if main is None else asked[main.address])
+            facts[host.address] = found
+        except HostError as error:
+            failed[host.address] = error
     return facts, failed
 
 
-def check(host: Host, facts: Facts, required: Requirements) -> None:
-    """Raises HostError with all faults in one message."""
+def check(host: Host, facts: Facts, required: Requirements, main: Any = None) -> None:
+    """Raises HostError with all faults in one message. `main`: the facts of the main host, if they are known."""
     faults = list(_faults(facts, required))
+    if len(facts) > 1:  # its Python is not too old
+        faults += [*_unlike(facts, main or facts), *_places(facts, required), *_network(host, facts, required)]
     if faults:
         causes, advice = zip(*faults, strict=True)
         raise _fault(host, "; ".join(causes), "; ".join(dict.fromkeys(advice)))
@@ -128,6 +136,73 @@ def _faults(facts: Facts, required: Requirements) -> Iterable[tuple[str, str]]:
         )
 
 
+def _unlike(facts: Facts, main: Facts) -> Iterable[tuple[str, str]]:
+    """In what it differs from the main host."""
+    has, wanted = ((one.get("venv") or one)["python"] for one in (facts, main))
+    if has != wanted and len(main) > 1:
+        where = "~/odmoe/venv" if facts.get("venv") else "python3"
+        yield (
+            f"its Python is {has} ({where}), the main host's is {wanted}, and Ray needs the same on all hosts",
+            "install the same release and updates on all hosts, and remove ~/odmoe/venv where it is of another one",
+        )
+    machine, of_main = facts.get("machine"), main.get("machine")
+    if machine != of_main:
+        yield (
+            f"its processor is {machine}, the main host's is {of_main}, so that its results would differ in last bits",
+            "use hosts of one kind of processor",
+        )
+
+
+def _places(facts: Facts, required: Requirements) -> Iterable[tuple[str, str]]:
+    """What is wrong with the folders in which it writes, apart from the room for the store."""
+    places = facts.get("places", {})
+    readonly = [name for name, place in places.items() if not place["writable"]]
+    if readonly:
+        yield f"{', '.join(readonly)} cannot be written", "make it belong to the user there, or mount it for writing"
+    if not places.get(HOME, {"executes": True})["executes"]:
+        yield f"no program can run from {HOME} (noexec)", "mount the home there without noexec"
+    makes_environment = required.code is None and facts.get("venv") is None
+    stores = places.get(f"{HOME}/stores", {}).get("device")
+    for name, needed in ((HOME, ENVIRONMENT_BYTES if makes_environment else 0), (RAY_LOGS, SPARE)):
+        place = places.get(name)
+        alone = place and (required.store is None or place["device"] != stores)
+        if place and alone and place["free"] < needed:
+            yield f"{place['free'] / 1e9:.2f} GB are free in {name}, {needed / 1e9:.2f} are needed", "make room there"
+
+
+def _network(host: Host, facts: Facts, required: Requirements) -> Iterable[tuple[str, str]]:
+    own = facts.get("addresses")
+    if own and host.address not in own and not host.address.startswith("127."):
+        yield (
+            f"{host.address} is no address of its own; it has {', '.join(a for a in own if not a.startswith('127.'))}",
+            "give the address in the cluster file by which the hosts reach it",
+        )
+    listening = {int(port): who for port, who in facts.get("listening", {}).items()}
+    taken = [f"{port} by {listening[port]}" for port in required.ports.get(host.role, ()) if port in listening]
+    if taken:
+        yield (
+            f"ports of the cluster are taken: {', '.join(taken)}",
+            "end that program there, or change the port in the cluster file's start commands (8701: in deploy/env.sh)",
+        )
+
+
+def ports_of(cluster_file: Path, root: Path = ROOT) -> dict[str, list[int]]:
+    """The ports at which the hosts of each role listen: those in the file's start commands, and of the nodes' streams.
+    Raises ConfigError."""
+    found = read_yaml(cluster_file, f"the cluster file {cluster_file}")
+    try:
+        node = [int(port) for port in re.findall(r"ODMOE_NODE_PORT=(\d+)", (root / ENVIRONMENT).read_text())]
+    except OSError as error:
+        raise ConfigError(f"{root / ENVIRONMENT} cannot be read ({error.strerror})") from error
+    ports = {}
+    for role, key in (("main_node", "head_start_ray_commands"), ("worker_node", "worker_start_ray_commands")):
+        text = " ".join(map(str, found.get(key) or ()))
+        pairs = re.findall(r"--([a-z-]*port)[= ](\d+)", text)
+        ports[role] = [int(port) for name, port in pairs if name not in ("min-worker-port", "max-worker-port")]
+    ports["worker_node"] += node
+    return {**ports, "shadow_node": ports["worker_node"]}
+
+
 def _no_environment(facts: Facts, to_be_made: bool) -> Iterable[tuple[str, str]]:
     if not to_be_made:
         yield "there is no environment ~/odmoe/venv", "make it there: make -C ~/odmoe/code env VENV=$HOME/odmoe/venv"
@@ -155,7 +230,7 @@ def _room(facts: Facts, name: str, manifest: str, size: int) -> Iterable[tuple[s
     room, needed = facts["disk_free"] + there.get("bytes", 0), size + SPARE
     if room < needed:
         yield (
-            f"{room / 1e9:.2f} GB are free beneath ~/odmoe, the store {name} needs {needed / 1e9:.2f}",
+            f"{room / 1e9:.2f} GB are free in ~/odmoe/stores, the store {name} needs {needed / 1e9:.2f}",
             "make room, or remove other stores from ~/odmoe/stores",
         )
 

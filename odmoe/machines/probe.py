@@ -10,6 +10,7 @@ import glob
 import hashlib
 import json
 import os
+import platform
 import re
 import shutil
 import signal
@@ -20,6 +21,7 @@ import time
 
 HOME = os.path.expanduser("~")
 OURS = os.path.join(HOME, "odmoe")
+STORES = os.path.join(OURS, "stores")
 # In the environment of everything started after env.sh, and of nothing else on the machine.
 MARK = ("RAY_AUTH_TOKEN_PATH=" + os.path.join(OURS, "keys", "ray_token")).encode()
 ASK_S, KILL_S = 8.0, 5.0
@@ -91,8 +93,7 @@ def store(folder):
 
 def stores():
     with contextlib.suppress(OSError):
-        folder = os.path.join(OURS, "stores")
-        found = {name: store(os.path.join(folder, name)) for name in sorted(os.listdir(folder))}
+        found = {name: store(os.path.join(STORES, name)) for name in sorted(os.listdir(STORES))}
         return {name: value for name, value in found.items() if value}
     return {}
 
@@ -106,10 +107,67 @@ def memory():
     }
 
 
-def disk_free():
-    """Bytes that the user may still write beneath ~/odmoe."""
-    there = os.statvfs(OURS if os.path.isdir(OURS) else HOME)
+def nearest(path):
+    """The path, or the nearest folder above it that exists."""
+    while not os.path.exists(path):
+        path = os.path.dirname(path)
+    return path
+
+
+def disk_free(path):
+    """Bytes that the user may still write there."""
+    there = os.statvfs(nearest(path))
     return there.f_bavail * there.f_frsize
+
+
+def places():
+    """What is known of the folders in which something is written: {"free", "device", "writable", "executes"}."""
+    found = {}
+    for name in (OURS, STORES, "/tmp/ray"):
+        path = nearest(name)
+        found[name.replace(HOME, "~")] = {
+            "free": disk_free(path),
+            "device": os.stat(path).st_dev,
+            "writable": os.access(path, os.W_OK | os.X_OK),
+            "executes": not os.statvfs(path).f_flag & os.ST_NOEXEC,
+        }
+    return found
+
+
+def addresses():
+    """This host's IPv4 addresses."""
+    lines = read("/proc/net/fib_trie").splitlines()
+    ends = [number for number, line in enumerate(lines) if line.split()[:3] == ["/32", "host", "LOCAL"]]
+    return sorted({lines[number - 1].split()[-1] for number in ends})
+
+
+def listening(ours):
+    """{port: process} of TCP ports at which something listens that is not of `ours`, the numbers of processes."""
+    sockets = {}
+    for file in ("/proc/net/tcp", "/proc/net/tcp6"):
+        for line in read(file, 1 << 26).splitlines()[1:]:
+            fields = line.split()
+            if fields[3] == "0A":
+                sockets[f"socket:[{fields[9]}]"] = int(fields[1].rpartition(":")[2], 16)
+    holders: dict[int, set[int]] = {}
+    for link in glob.glob("/proc/[0-9]*/fd/*"):
+        with contextlib.suppress(OSError):
+            port = sockets.get(os.readlink(link))
+            if port is not None:
+                holders.setdefault(port, set()).add(int(link.split("/")[2]))
+    return {port: holder(holders.get(port, ())) for port in sockets.values() if not of(ours, holders.get(port, ()))}
+
+
+def of(ours, numbers):
+    """Whether one of these processes, or one of its ancestors, is among `ours`: titles overwrite the mark."""
+    return any(ancestor in ours for number in numbers for ancestor in line_of(number))
+
+
+def holder(numbers):
+    for number in sorted(numbers):
+        words = read(f"/proc/{number}/cmdline").split("\0")
+        return f"{name_of(words)} (process {number})"
+    return "a process of another user"
 
 
 def gpus():
@@ -147,7 +205,11 @@ def processes():
 
 def own_line():
     """This process and its ancestors, which are never ended, whatever is in their environment."""
-    number = os.getpid()
+    return line_of(os.getpid())
+
+
+def line_of(number):
+    """A process and its ancestors."""
     while number > 0:
         yield number
         fields = read(f"/proc/{number}/stat").rpartition(")")[2].split()
@@ -185,9 +247,13 @@ def facts():
         "certificate": certificate(),
         "cores": len(os.sched_getaffinity(0)),
         "memory": memory(),
-        "disk_free": disk_free(),
+        "disk_free": disk_free(STORES),
         "gpus": gpus(),
         "processes": sorted(processes().values()),
+        "machine": platform.machine(),
+        "places": places(),
+        "addresses": addresses(),
+        "listening": listening(processes()),
         "rsync": shutil.which("rsync"),
         "make": shutil.which("make"),
         **clocks(),

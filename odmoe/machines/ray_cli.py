@@ -33,6 +33,19 @@ NOISE = re.compile(
 )
 """Lines that follow every failure and do not explain it."""
 
+PLAIN = (
+    (
+        re.compile(r"Timed out waiting for file \S*(?:agent|export)\S*_port"),
+        "Ray's agent there took longer than the 15 s that Ray gives it; start Ray as the project's cluster.yaml does, "
+        "by python -m odmoe.on_ray.ray_start, which starts none",
+    ),
+    (
+        re.compile(r"timed out during startup"),
+        "Ray took longer to start there than the 30 s that it allows itself; see how busy that host is, then try again",
+    ),
+)
+"""What Ray says in terms of its own code, and what it means."""
+
 
 def run_ray(cluster: ClusterFile, folder: Path, verb: str, deadline_s: float, show: Callable[[str], None]) -> str:
     """Run `ray up` or `ray down` for a cluster file. Returns its output, which also goes line by line to `show` and to
@@ -128,5 +141,8 @@ def _bare(line: str) -> str:
     """A log line without colours, time and level."""
     line = re.sub(r"\x1b\[[0-9;]*[A-Za-z]", "", line)
     line = re.sub(r"^\[[^\]]*\] \(\w+\) \S+:\s+(An unexpected system state.*?fix it\.\s+)?", "", line)
+    for pattern, meaning in PLAIN:
+        if pattern.search(line):
+            return meaning
     line = re.sub(r"^\s*(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d+\s+)?([A-Z]+ \S+\.py:\d+ --? )?", "", line)
     return " ".join(line.split())[:300]

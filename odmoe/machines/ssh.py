@@ -49,6 +49,7 @@ class Ssh:
         known_hosts.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         known_hosts.touch(mode=0o600)
         self._sockets = _short_directory()
+        self._logs = Path(tempfile.mkdtemp(prefix="odmoe-ssh-"))
 
     @classmethod
     def of(cls, cluster: ClusterFile, folder: Path) -> Ssh:
@@ -67,29 +68,35 @@ class Ssh:
         After `deadline_s` it is ended, on the host, too.
         """
         there = f"timeout -k 5 {math.ceil(deadline_s)} sh -c {shlex.quote(command)}"
+        said = self._said(host)
         code, out, stderr = self._finish(host, self._ssh(host, there), deadline_s + 1, data, command)
         if code == 124:
             raise no_end(self.door, host, command, deadline_s)
         if code != 0:
-            raise refused(self.door, host, command, code, stderr)
+            raise refused(self.door, host, command, code, stderr, said())
         return out
 
     def start(self, host: Host, command: str, grace_s: float = 5.0) -> Remote:
         """Start a command on a host with its streams as pipes here. When its standard input ends, or this process dies,
         it has `grace_s` to exit. The host needs python3. Raises HostError."""
-        words = ["python3", "-c", LEASH, f"{grace_s:g}", command]
+        words, said = ["python3", "-c", LEASH, f"{grace_s:g}", command], self._said(host)
         process = self._spawn(host, self._ssh(host, shlex.join(words)), subprocess.PIPE)
-        return Remote(process, lambda code, stderr: refused(self.door, host, command, code, stderr), self._forget)
 
-    def forward(self, host: Host, here: tuple[str, int], there: int) -> None:
-        """Pass connections to an address of this machine on to a port of the host's loopback, until `close`. Something
-        must be running on the host (`start`). Raises HostError."""
-        place = f"[{here[0]}]:{here[1]}" if ":" in here[0] else f"{here[0]}:{here[1]}"
-        asked = f"{place}:127.0.0.1:{there}"
-        command = ["ssh", *self.options(), "-O", "forward", "-L", asked, "--", host.address]
+        def failed(code: int, stderr: str) -> HostError:
+            return refused(self.door, host, command, code, stderr, said())
+
+        return Remote(process, failed, self._forget)
+
+    def forward(self, host: Host, there: int) -> Path:
+        """Pass connections to a socket of this machine on to a port of the host's loopback, until `close`. Returns the
+        socket's path. Something must be running on the host (`start`). Raises HostError."""
+        here, said = self._sockets / f"{there}", self._said(host)
+        asked = f"{here}:127.0.0.1:{there}"
+        command = ["ssh", *self.options(), *self._log(host), "-O", "forward", "-L", asked, "--", host.address]
         code, _, stderr = self._finish(host, command, CONNECT_S, None, f"forwarding {asked}")
         if code != 0:
-            raise refused(self.door, host, f"forwarding {asked}", code, stderr)
+            raise refused(self.door, host, f"forwarding {asked}", code, stderr, said())
+        return here
 
     def push(
         self,
@@ -149,6 +156,7 @@ class Ssh:
             with contextlib.suppress(OSError, subprocess.TimeoutExpired):
                 subprocess.run(end, stdin=subprocess.DEVNULL, capture_output=True, timeout=5, check=False)
         shutil.rmtree(self._sockets, ignore_errors=True)
+        shutil.rmtree(self._logs, ignore_errors=True)
 
     def options(self) -> list[str]:
         """Options of ssh, without the host."""
@@ -160,7 +168,7 @@ class Ssh:
             "ServerAliveInterval": ALIVE_S,
             "ServerAliveCountMax": 3,
             "StrictHostKeyChecking": "accept-new",
-            "LogLevel": "ERROR",
+            "LogLevel": "INFO",  # below it, ssh does not say that a host has fallen silent
             "ForwardAgent": "no",
             "UserKnownHostsFile": '"{}"'.format(str(door.known_hosts).replace("%", "%%")),
             "ForwardX11": "no",
@@ -174,10 +182,24 @@ class Ssh:
         return [*(part for name, value in options.items() for part in ("-o", f"{name}={value}")), "-l", door.user]
 
     def _ssh(self, host: Host, command: str) -> list[str]:
-        return ["ssh", "-T", *self.options(), "--", host.address, command]
+        return ["ssh", "-T", *self.options(), *self._log(host), "--", host.address, command]
+
+    def _log(self, host: Host) -> list[str]:
+        """Have ssh write what it says itself into a file: on standard error it would be among the host's own lines."""
+        return ["-E", str(self._logs / host.address)]
+
+    def _said(self, host: Host) -> Callable[[], str]:
+        """What ssh has said about a host from now on."""
+        log = self._logs / host.address
+        begun = log.stat().st_size if log.exists() else 0
+
+        def said() -> str:
+            return log.read_bytes()[begun:].decode(errors="replace") if log.exists() else ""
+
+        return said
 
     def _copy(self, host: Host, what: list[str], target: str, total: int, step: Callable[[int], None] | None) -> None:
-        shell = shlex.join(["ssh", *self.options()])
+        shell, said = shlex.join(["ssh", *self.options(), *self._log(host)]), self._said(host)
         command = [
             "rsync",
             "-rlpt",
@@ -193,7 +215,7 @@ class Ssh:
         bound = 2 * IDLE_S + total / SLOWEST
         code, _, stderr = self._finish(host, command, bound, None, f"a copy to {target}", step)
         if code != 0:
-            raise copy_failed(self.door, host, target, code, stderr, IDLE_S)
+            raise copy_failed(self.door, host, target, code, stderr, said(), IDLE_S)
 
     def _finish(
         self,

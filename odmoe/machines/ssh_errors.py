@@ -66,11 +66,16 @@ _CAUSES = (
 )
 
 
-def refused(door: Door, host: Host, command: str, code: int, stderr: str) -> HostError:
-    """The error of a command's nonzero exit code and standard error. ssh's own failures have 255."""
+def refused(door: Door, host: Host, command: str, code: int, stderr: str, said: str) -> HostError:
+    """The error of a command's nonzero exit code. `stderr` is the command's. `said` is ssh's own, whose failures have
+    the exit code 255."""
     last = _last(stderr)
-    if code == 255 and (known := _reached(door, host, stderr)):
-        return known
+    if code == 255:
+        if known := _reached(door, host, said):
+            return known
+        if said.strip() or not last:
+            why = _last(said) or "ssh says no more"
+            return _error(host, f"the ssh connection ended: {why}", "see that it runs, and the log of its sshd")
     if code == 127:
         missing = re.search(r"(\S+): (?:command )?not found", stderr)
         what = missing[1].rstrip(":") if missing else _short(command)
@@ -80,9 +85,9 @@ def refused(door: Door, host: Host, command: str, code: int, stderr: str) -> Hos
     return _error(host, f"`{_short(command)}` ended with exit code {code}: {last or 'no message'}", "see there")
 
 
-def copy_failed(door: Door, host: Host, target: str, code: int, stderr: str, idle_s: float) -> HostError:
-    """The error of rsync's nonzero exit code."""
-    if code in (12, 255) and (known := _reached(door, host, stderr)):
+def copy_failed(door: Door, host: Host, target: str, code: int, stderr: str, said: str, idle_s: float) -> HostError:
+    """The error of rsync's nonzero exit code. `said` is what ssh said."""
+    if code in (12, 255) and (known := _reached(door, host, said) or _reached(door, host, stderr)):
         return known
     if code in (12, 127) and re.search(r"rsync: .*not found|not found.*rsync", stderr):
         return _error(host, "there is no command rsync", "install it there: apt-get install rsync")

@@ -13,7 +13,7 @@ from odmoe.machines.cluster_file import ClusterFile, Host, read_cluster_file
 from odmoe.machines.head import Head
 from odmoe.machines.home import cluster_dir, only_one, write_token
 from odmoe.machines.launch_record import as_launched, end_former, remember
-from odmoe.machines.preflight import Facts, Requirements, check, pinned_versions, preflight
+from odmoe.machines.preflight import Facts, Requirements, check, pinned_versions, ports_of, preflight
 from odmoe.machines.ray_cli import ray_says, run_ray
 from odmoe.machines.ship import (
     STORES,
@@ -92,7 +92,8 @@ class _BringUp:
 
     def _fit(self) -> dict[str, Facts]:
         """Inspect all hosts at once. Returns their facts by address."""
-        facts, failed = preflight(self._ssh, self._cluster.hosts, self._wanted)
+        wanted = replace(self._wanted, ports=ports_of(self._cluster.path))
+        facts, failed = preflight(self._ssh, self._cluster.hosts, wanted)
         self._turns.end("preflight")
         self._give_up(failed, "not fit")
         return facts

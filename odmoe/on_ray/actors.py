@@ -16,6 +16,7 @@ from main_node.figures.collect import figures_of
 from main_node.figures.figures import Figures
 from main_node.node import MainNode
 from odmoe.clusters.credentials import credentials
+from odmoe.clusters.process import prefer_as_victim
 from odmoe.on_ray.answers import Answers
 from odmoe.on_ray.node_actor import NodeProcess, own_host
 from odmoe.on_ray.seats import group_size, hosts_of_launcher
@@ -52,6 +53,7 @@ class Main(NodeProcess):
 
     def __init__(self, settings: Settings, store: str) -> None:
         super().__init__(settings, store)
+        prefer_as_victim("main")
         self._main: MainNode | None = None
         self._fleet: Fleet | None = None
         self._recorder: Recorder | None = None

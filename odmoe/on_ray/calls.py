@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import queue
+import re
 import threading
 import time
 import weakref
@@ -49,9 +50,17 @@ def get(pending: Any, deadline_s: float, who: str, if_dead: str = "") -> Any:
     except ActorUnavailableError as error:
         raise LinkError(f"{who} is not there just now: Ray starts it again when it can") from error
     except RayActorError as error:
-        raise LinkError(f"{who} died: {str(error).splitlines()[0]}{if_dead}") from error
+        raise LinkError(f"{who} died: {cause_of_death(str(error))}{if_dead}") from error
     except RayError as error:
         raise ClusterError(f"{who} cannot be reached: {str(error).splitlines()[0]}") from error
+
+
+def cause_of_death(text: str) -> str:
+    """Why an actor died, in Ray's words if it knows more than that the process is gone."""
+    detail = re.search(r"Worker exit detail: (.*?)\.?(?: There are some| Some common causes|$)", text, re.MULTILINE)
+    if detail and "connection error code" in detail[1]:
+        return "its process was killed or has crashed; the kernel's log (dmesg) there says if memory ran out"
+    return detail[1] if detail else text.splitlines()[0]
 
 
 def get_unless(given_up: threading.Event, pending: Any, deadline_s: float, who: str) -> Any:

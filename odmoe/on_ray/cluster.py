@@ -28,6 +28,7 @@ from odmoe.on_ray.actors import Main, Serving
 from odmoe.on_ray.answers import HELD_S, LOOKS
 from odmoe.on_ray.calls import CONTROL_S, GROUPS, QUICK, START, HeldAnswers, RayAnswer, get, get_unless
 from odmoe.on_ray.host import check_reachable, check_running, check_token, kill_half_started, warn_of_strangers
+from odmoe.on_ray.ray_start import first_line, start_patiently
 from odmoe.on_ray.seats import MAIN, NAMESPACE, hosts_of_launcher
 from odmoe.on_ray.shutdown import end_orphans, stop_nodes
 from odmoe.settings.settings import Settings
@@ -132,7 +133,8 @@ class RayCluster:
         if os.environ.get("RAY_AUTH_MODE") != "token":
             raise LaunchError("Ray was imported before prepare_ray('local'); start clusters by odmoe.start")
         roles = {"main_node": 1, "shadow_node": 1, "worker_node": settings.workers}
-        try:
+
+        def start() -> None:
             ray.init(
                 address="local",
                 num_cpus=settings.workers + 2,
@@ -142,8 +144,11 @@ class RayCluster:
                 object_store_memory=80 << 20,
                 **_common(),
             )
+
+        try:
+            start_patiently(start, self._say)
         except Exception as error:  # Ray raises Exception itself where a process of its own does not start in time
-            reason = (str(error).splitlines() or [repr(error)])[0]
+            reason = first_line(error)
             raise LaunchError(f"Ray does not start on this machine: {reason}; use --cluster embedded") from error
 
     def _attach(self, settings: Settings, store: ExpertStore | None) -> bool:

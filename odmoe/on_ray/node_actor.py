@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import ray
 
 from odmoe.clusters.credentials import credentials
-from odmoe.clusters.process import prepare_libraries, prepare_process
+from odmoe.clusters.process import prefer_as_victim, prepare_libraries, prepare_process
 from odmoe.on_ray.seats import offered
 from odmoe.settings.settings import Settings
 from odmoe.stores import open_verified
@@ -24,7 +24,7 @@ class NodeProcess:
     """Common setup of all our processes."""
 
     def __init__(self, settings: Settings, store: str) -> None:
-        prepare_process()
+        prepare_process(timed=True)
         prepare_libraries(settings.threads_a_node)
         self._settings = settings
         self._store = store
@@ -60,6 +60,7 @@ class NodeActor(NodeProcess):
         from odmoe.clusters.nodes import emulation_of, make_shadow, make_worker
         from wire.rpc.server import GrpcServer
 
+        prefer_as_victim(role)
         secret, identity = credentials(self._settings)
         store, emulation = open_verified(self._store), emulation_of(self._settings)
         if role == "shadow":

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from odmoe.log_thread import utc_time
+
 if TYPE_CHECKING:
     from main_node.report import Report
 
@@ -57,7 +59,7 @@ class Record:
         """In the order of a line. Without what is not known."""
         total = time.perf_counter() - self.began
         found = {
-            "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+            "time": utc_time(),
             "id": self.id,
             "method": self.method,
             "path": self.path,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import socket
 from collections.abc import Callable
 from contextlib import closing
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,6 +12,7 @@ from odmoe.api.checks import check_early
 from odmoe.api.model import start_model
 from odmoe.clusters.node_watch import NodeWatch
 from odmoe.clusters.process import prepare_process
+from odmoe.log_thread import LogThread, utc_time
 from odmoe.settings.serve_settings import ServeSettings
 from odmoe.settings.settings import Settings
 from odmoe.terminal import Output, Terminal
@@ -39,7 +39,7 @@ def run_serve(
     Raises ConfigError, CheckpointError, StoreError, ClusterError.
     """
     terminal = Terminal(output.quiet, output.debug)
-    prepare_process(output.debug)
+    prepare_process(output.debug, timed=True)
     check_early(settings)
     with closing(bound(own)) as listening, start_model(settings, terminal) as model:
         return _served(model, own, keys, listening, terminal, announce or _saying(terminal), output.quiet)
@@ -81,14 +81,12 @@ def _served(
     announce: Announce,
     quiet: bool,
 ) -> int:
-    from odmoe.log_thread import LogThread
     from odmoe.serve.app import Access, make_app
     from odmoe.serve.lifetime import HttpServer
 
     service = make_service(model, own)
     try:
-        with LogThread() as log, NodeWatch(model.cluster, terminal.notify):
-            notify = partial(log.line, write=terminal.notify)
+        with LogThread() as log, NodeWatch(model.cluster, notify := _timed(log, terminal)):
             service.notify = notify
             app = make_app(
                 service, Access(keys, own.cors_origin, (lambda line: None) if quiet else log.line, own.log_format)
@@ -99,6 +97,11 @@ def _served(
             return server.run()
     finally:
         service.close()
+
+
+def _timed(log: LogThread, terminal: Terminal) -> Callable[[str], None]:
+    """Lines of the log with their time."""
+    return lambda text: log.line(f"{utc_time()} {text}", terminal.notify)
 
 
 def make_service(model: Model, own: ServeSettings) -> Service:

@@ -12,7 +12,7 @@ import pytest
 
 from main_node.answer import Step, collect
 from odmoe.on_ray import calls
-from odmoe.on_ray.calls import HeldAnswers, RayAnswer
+from odmoe.on_ray.calls import HeldAnswers, RayAnswer, cause_of_death
 from scheduler.errors import LaunchError, RequestCancelledError, RequestFailedError
 
 WAIT_S = 5.0
@@ -150,3 +150,23 @@ def test_a_call_has_its_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(LaunchError, match="the main node was not ready within 3 s"):
         calls.get_unless(threading.Event(), pending, 3, "the main node")
     assert len(pending.waited) == 3
+
+
+@pytest.mark.parametrize(
+    ("detail", "cause"),
+    [
+        (
+            "Worker exit type: SYSTEM_ERROR Worker exit detail: Worker unexpectedly exits with a connection error code "
+            "2. End of file. Some common causes include: (1) the process was killed by the OOM killer",
+            "its process was killed or has crashed; the kernel's log (dmesg) there says if memory ran out",
+        ),
+        (
+            "Worker exit type: INTENDED_USER_EXIT Worker exit detail: Worker exits by an user request. exit code 0",
+            "Worker exits by an user request. exit code 0",
+        ),
+        ("", "The actor died unexpectedly before finishing this task."),
+    ],
+)
+def test_a_death_has_its_cause(detail: str, cause: str) -> None:
+    text = f"The actor died unexpectedly before finishing this task.\n\tclass_name: Main\n\tpid: 7\n{detail}"
+    assert cause_of_death(text) == cause

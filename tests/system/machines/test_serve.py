@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
 import socket
 import sys
@@ -13,9 +14,10 @@ from pathlib import Path
 
 import httpx2
 import openai
+import psutil
 import pytest
 
-from support.machines.processes import HANG_S, Running, Starter, starter, wait_until
+from support.machines.processes import HANG_S, Running, Starter, marked, starter, wait_until
 from support.machines.served_process import address_of, client_of
 from support.machines.ssh_hosts import SshHosts
 
@@ -90,8 +92,12 @@ def world(hosts: SshHosts, tmp_path: Path, start: Starter, demo: Path) -> World:
 
 
 def stream_of(running: Running, tokens: int) -> Callable[[], list[str | None]]:
+    return stream_at(address_of(running), tokens)
+
+
+def stream_at(url: str, tokens: int) -> Callable[[], list[str | None]]:
     """A stream that has given its first token; call it for why it ended."""
-    stream = client_of(address_of(running)).completions.create(
+    stream = client_of(url).completions.create(
         model="demo-moe", prompt="Natalia", max_tokens=tokens, stream=True, extra_body={"ignore_eos": True}
     )
     assert next(iter(stream)).choices
@@ -143,6 +149,83 @@ def test_it_ends_when_nobody_reads_its_log_any_more(world: World) -> None:
 
     wait_until(asked, "the command has ended")
     assert not world.runs_there()
+
+
+def sessions(hosts: SshHosts) -> list[int]:
+    """The host's processes for open ssh connections."""
+    (listener,) = [
+        int(file.parent.name)
+        for file in Path("/proc").glob("[0-9]*/cmdline")
+        if str(hosts.folder / "config").encode() in file.read_bytes()
+    ]
+    return [process.pid for process in psutil.Process(listener).children()]
+
+
+def connections(running: Running) -> list[int]:
+    """The numbers of ssh's processes for the command."""
+    return [int(line.split()[0]) for line in marked(running.mark) if re.match(r"\d+ ssh[ :]", line)]
+
+
+def error_of(rest: Callable[[], object]) -> openai.APIError:
+    with pytest.raises(openai.APIError) as found:
+        rest()
+    return found.value
+
+
+def test_the_connection_is_lost_and_it_comes_back(world: World, hosts: SshHosts) -> None:
+    """Twice: open streams get an error event, requests meanwhile an error of the API, and the cause is ssh's, not a
+    line of the service's log. First the host closes the connections, then ssh is killed here."""
+    running = world.serve("--retry", "1", "--launch-timeout", "60")
+    url = address_of(running)
+    client = client_of(url)
+    rest = stream_at(url, 900)
+    for number in sessions(hosts):
+        os.kill(number, signal.SIGKILL)
+    assert "the connection to the cluster's main host was lost before the answer was complete" in str(error_of(rest))
+    assert isinstance(error_of(lambda: client.models.list()), openai.InternalServerError | openai.APIConnectionError)
+    assert running.process.stderr is not None
+    said = b""
+    while not said.endswith(b"serving demo-moe at " + url.encode() + b"\n"):
+        said += running.process.stderr.readline() or pytest.fail(said.decode())
+    assert [model.id for model in client.models.list()] == ["demo-moe"]
+    for number in connections(running):
+        os.kill(number, signal.SIGKILL)
+    code, _, err = running.finish()
+    assert code == 1
+    last = err.decode().splitlines()[-1]
+    assert re.search(r"odmoe: HostError: main \(127.0.99.1\): .* was ended here by signal 9; try again", last)
+    assert re.search(r"Z main \(127.0.99.1\): it closed the ssh connection; .*; retry 1 of 1\n", said.decode())
+    wait_until(lambda: not world.runs_there(), "the services on the main host", HANG_S)
+
+
+def test_a_link_that_passes_nothing_is_the_cause(world: World, hosts: SshHosts) -> None:
+    running = world.serve()
+    url = address_of(running)
+    rest = stream_at(url, 900)
+    held = sessions(hosts)
+    for number in held:
+        os.kill(number, signal.SIGSTOP)
+    try:
+        assert "was lost before the answer was complete" in str(error_of(rest))
+        code, _, err = running.finish()
+    finally:
+        for number in held:
+            os.kill(number, signal.SIGCONT)
+    assert code == 1
+    assert "main (127.0.99.1): it does not answer ssh; see that it is switched on" in err.decode().splitlines()[-1]
+
+
+def test_the_service_there_is_killed(world: World) -> None:
+    running = world.serve()
+    rest = stream_at(address_of(running), 900)
+    for file in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            if file.read_bytes().split(b"\0")[1:2] == [str(world.program).encode()]:
+                os.kill(int(file.parent.name), signal.SIGKILL)
+    assert "was lost" in str(error_of(rest))
+    code, _, err = running.finish()
+    assert code == 1
+    assert "main (127.0.99.1): the service there was ended by SIGKILL; see dmesg" in err.decode().splitlines()[-1]
 
 
 def test_keys_do_not_appear_on_command_lines(world: World, tmp_path: Path) -> None:

@@ -82,6 +82,9 @@ def test_hosts_at_once_and_those_that_fail_beside_those_that_do_not(hosts: SshHo
         ("echo some; echo first >&2; echo the reason >&2; exit 3", r"main \(127.0.99.1\): .*exit code 3: the reason"),
         ("no-such-tool --now", r"main \(127.0.99.1\): there is no command no-such-tool; install no-such-tool there"),
         ("exit 7", "exit code 7: no message"),
+        # What a program on the host says of connections of its own is no message of ssh.
+        ("echo 'GET / 200: Connection refused by 10.0.0.1, timed out' >&2; exit 255", "exit code 255: GET / 200: Conn"),
+        ("echo 'Permission denied (publickey).' >&2; exit 255", "exit code 255: Permission denied"),
     ],
 )
 def test_a_failing_command_names_host_code_and_reason(hosts: SshHosts, ssh: Ssh, command: str, message: str) -> None:

@@ -54,6 +54,8 @@ def mark() -> Iterator[str]:
     value = uuid.uuid4().hex
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(MARK, value)
+        # For Ray's memory monitor the machine is short of memory all the time, as with another program's 18 GB.
+        patch.setenv("RAY_memory_usage_threshold", "0.01")
         yield value
 
 
@@ -103,6 +105,20 @@ def test_every_node_is_a_process(cluster: Any) -> None:
     assert os.getpid() not in pids
     for pid in pids:
         os.kill(pid, 0)
+
+
+def test_the_kernel_prefers_the_shadow_and_the_workers_as_victims(cluster: Any) -> None:
+    def score(name: str) -> int:
+        return int(Path(f"/proc/{cluster.pid(name)}/oom_score_adj").read_text())
+
+    assert score("shadow") > max(score(f"worker {number}") for number in range(WORKERS))
+    assert min(score(f"worker {number}") for number in range(WORKERS)) > score("main node")
+
+
+def test_ray_has_no_agents_for_which_it_could_be_too_slow(cluster: Any, mark: str) -> None:
+    names = "\n".join(marked(mark))
+    assert "raylet" in names
+    assert not any(word in names for word in ("DashboardAgent", "RuntimeEnvAgent", "agent.py"))
 
 
 def test_errors_come_out_as_themselves(cluster: Any) -> None:
