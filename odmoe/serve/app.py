@@ -15,7 +15,7 @@ from starlette.responses import Response
 
 from odmoe.serve.access_log import FORMATS, GONE, AccessLog
 from odmoe.serve.api_error import ApiError, ClientGoneError, told
-from odmoe.serve.callers import Keys, OwnPages
+from odmoe.serve.callers import Crowded, Keys, OwnPages
 from odmoe.serve.routes import add_answers
 from odmoe.serve.status import add_status
 from scheduler.errors import ODMoEError
@@ -64,6 +64,7 @@ def make_app(service: Service, access: Access) -> FastAPI:
             allow_headers=["*"],
             expose_headers=["x-request-id"],
         )
+    app.add_middleware(Crowded, refused=service.meter.refused)
     app.add_middleware(AccessLog, write=access.log, line=FORMATS[access.log_format])
     return app
 
