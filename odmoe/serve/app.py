@@ -84,7 +84,9 @@ def _add_errors(app: FastAPI, service: Service) -> None:
         if isinstance(error, HTTPException):
             headers = error.headers  # such as Allow
             error = ApiError(error.status_code, _no_route(request, error), code="no_route")
-        answer, record = told(error), request.state.record
+        record = request.state.record
+        service.log_failure(record.id, error)
+        answer = told(error, record.id)
         if answer.param == "prompt" and record.path.endswith("/chat/completions"):
             answer.param = "messages"  # of which the prompt is made
         if record.finish is None:  # no answer has begun

@@ -149,7 +149,7 @@ class Connection(H11Protocol):
 
     def send_400_response(self, msg: str) -> None:
         """What came is not HTTP."""
-        if self.cycle is None or self.cycle.response_complete and self.conn.our_state is h11.IDLE:
+        if self.cycle is None or (self.cycle.response_complete and self.conn.our_state is h11.IDLE):
             self._refuse(ApiError(400, "this is no request of HTTP/1.1; send one", code="invalid_http"))
         else:  # a response is under way
             self.abort()
