@@ -79,7 +79,7 @@ TABLE: dict[type[Exception], _Told] = {
     ),
     e.RequestError: _Told(500, SERVER, "request_failed", "the answer could not be finished"),
     e.StoreError: _Told(500, SERVER, "request_failed", "the model's files cannot be read"),
-    e.MainNodeLostError: _Told(503, SERVER, "main_node_lost", "the cluster's main node is lost"),
+    e.MainNodeLostError: _Told(503, SERVER, "main_node_lost", "the main node is gone"),
     e.DeadlineError: _Told(504, SERVER, "deadline", "a part of the cluster did not answer in time"),
     e.ClusterError: _Told(503, SERVER, "cluster_unavailable", "the cluster cannot answer just now"),
     e.ODMoEError: _Told(500, SERVER, "request_failed", "the answer could not be finished"),
