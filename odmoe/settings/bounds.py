@@ -31,7 +31,7 @@ LEAST_TEMPERATURE, MOST_TEMPERATURE = 1e-4, 1e6
 """Beside 0. Logits that are divided by less or more may not be numbers any more, in float32."""
 LEAST_PENALTY, MOST_PENALTY = 1e-4, 1e4
 """Of repetition, for the same reason."""
-TEMPERATURES = f"0, or a number from {LEAST_TEMPERATURE:g} to {MOST_TEMPERATURE:g}"
+TEMPERATURES = f"a number of at least 0: 0 itself, or {LEAST_TEMPERATURE:g} to {MOST_TEMPERATURE:,.0f}"
 
 
 def check_temperature(temperature: float) -> float:
