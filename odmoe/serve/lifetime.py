@@ -66,6 +66,7 @@ class HttpServer:
         answer beyond it."""
         self._service, self._listening = service, listening
         self._drain_s, self._notify = drain_s, notify
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._failure: Exception | None = None
         """Why it cannot go on."""
         patience = patience or usual_patience(service.desk.places)
@@ -101,10 +102,10 @@ class HttpServer:
         return code
 
     async def _run(self) -> int:
-        self._loop = asyncio.get_running_loop()
+        loop = self._loop = asyncio.get_running_loop()
         self._stop, self._at_once = asyncio.Event(), asyncio.Event()
         self._code = 0
-        self._loop.set_exception_handler(ignore_exhaustion)
+        loop.set_exception_handler(ignore_exhaustion)
         listening = ListeningSocket(self._listening, self._places.shed)
         serving = asyncio.create_task(self._uvicorn.serve([listening]))
         stopping = asyncio.create_task(self._stop.wait())
@@ -121,11 +122,13 @@ class HttpServer:
 
     def stop(self, number: int = 0) -> None:
         """From any thread. The second time: at once. `number`: of the signal that says so."""
+        if self._loop is None:  # it has not begun
+            return
         with contextlib.suppress(RuntimeError):  # it has ended already
             self._loop.call_soon_threadsafe(self._on_stop, number)
 
     def fail(self, error: Exception) -> None:
-        """From any thread: end at once, and have `run` raise `error`."""
+        """From any thread: end at once, and have `run` raise `error`. Without effect before it runs."""
         self._failure = error
         self.stop()
         self.stop()
@@ -164,14 +167,15 @@ class HttpServer:
         if threading.current_thread() is not threading.main_thread():
             yield
             return
+        loop = asyncio.get_running_loop()
         before = {number: signal.getsignal(number) for number in SIGNALS}
         for number in SIGNALS:
-            self._loop.add_signal_handler(number, self._on_stop, number)
+            loop.add_signal_handler(number, self._on_stop, number)
         try:
             yield
         finally:
             for number, handler in before.items():
-                self._loop.remove_signal_handler(number)
+                loop.remove_signal_handler(number)
                 signal.signal(number, handler)
 
 
