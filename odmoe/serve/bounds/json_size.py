@@ -48,6 +48,5 @@ def check_json_size(body: bytes | bytearray) -> None:
 
 def _check(what: str, count: int, most: int) -> None:
     if count > most:
-        raise ApiError(
-            413, f"the body's JSON has {count} {what}; allowed: {most}; ask for less at once", code="too_large"
-        )
+        text = f"the body's JSON has {count} {what}; allowed: {most}; ask for less at once"
+        raise ApiError(400, text, code="invalid_json")

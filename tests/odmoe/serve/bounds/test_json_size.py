@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -47,28 +48,29 @@ def test_counts_are_a_parsers(value: Any, indent: int | None) -> None:
 
 
 HEAD = b'{"model": "m", "prompt": "a", '
-LARGE = {
-    "names": HEAD + b",".join(b'"k%d": 1' % number for number in range(900_000)) + b"}",
-    "empty lists": b'{"prompt": [' + b"[]," * 4_000_000 + b"[]]}",
-    "empty objects": b'{"prompt": [' + b"{}," * 4_000_000 + b"{}]}",
-    "deep": b'{"prompt": ' + b"[" * 5_000_000 + b"]" * 5_000_000 + b"}",
-    "texts": b'{"prompt": [' + b'"",' * 4_000_000 + b'""]}',
-    "integers": b'{"prompt": [' + b"1," * 7_000_000 + b"1]}",
-    "fractions": b'{"prompt": [' + b"1.5," * 1_000_000 + b"1]}",
-    "words": b'{"prompt": [' + b"true," * 1_000_000 + b"1]}",
-    "long numbers": b'{"prompt": [' + b"1" * 4000 + b"]}",
-    "an endless number": b'{"seed": ' + b"1" * 15_000_000 + b"}",
-    "an endless fraction": b'{"temperature": 0.' + b"1" * 15_000_000 + b"}",
-    "blanks": b'{"prompt": ' + b" " * 15_000_000 + b"1}",
-    "only quotes": b'"' * 15_000_000,
-    "only commas": b"," * 15_000_000,
-    "only backslashes": b"\\" * 15_000_000,
-    "two bytes a character": '{"prompt": "a"}'.encode("utf-16"),
+LARGE: dict[str, Callable[[], bytes]] = {
+    "names": lambda: HEAD + b",".join(b'"k%d": 1' % number for number in range(900_000)) + b"}",
+    "empty lists": lambda: b'{"prompt": [' + b"[]," * 4_000_000 + b"[]]}",
+    "empty objects": lambda: b'{"prompt": [' + b"{}," * 4_000_000 + b"{}]}",
+    "deep": lambda: b'{"prompt": ' + b"[" * 5_000_000 + b"]" * 5_000_000 + b"}",
+    "texts": lambda: b'{"prompt": [' + b'"",' * 4_000_000 + b'""]}',
+    "integers": lambda: b'{"prompt": [' + b"1," * 7_000_000 + b"1]}",
+    "fractions": lambda: b'{"prompt": [' + b"1.5," * 1_000_000 + b"1]}",
+    "words": lambda: b'{"prompt": [' + b"true," * 1_000_000 + b"1]}",
+    "long numbers": lambda: b'{"prompt": [' + b"1" * 4000 + b"]}",
+    "an endless number": lambda: b'{"seed": ' + b"1" * 15_000_000 + b"}",
+    "an endless fraction": lambda: b'{"temperature": 0.' + b"1" * 15_000_000 + b"}",
+    "blanks": lambda: b'{"prompt": ' + b" " * 15_000_000 + b"1}",
+    "only quotes": lambda: b'"' * 15_000_000,
+    "only commas": lambda: b"," * 15_000_000,
+    "only backslashes": lambda: b"\\" * 15_000_000,
+    "two bytes a character": lambda: '{"prompt": "a"}'.encode("utf-16"),
 }
 
 
-@pytest.mark.parametrize("body", LARGE.values(), ids=LARGE)
-def test_what_would_take_long_is_refused_soon(body: bytes) -> None:
+@pytest.mark.parametrize("kind", LARGE)
+def test_what_would_take_long_is_refused_soon(kind: str) -> None:
+    body = LARGE[kind]()
     began = time.thread_time()
     with pytest.raises(ApiError) as found:
         parse(CompletionRequest, body)
@@ -76,7 +78,7 @@ def test_what_would_take_long_is_refused_soon(body: bytes) -> None:
     assert time.thread_time() - began < 1.0
 
 
-@pytest.mark.parametrize("place", ["", "stream_options", "response_format"])
+@pytest.mark.parametrize("place", ["", "stream_options"])
 def test_many_unknown_names_are_one_error(place: str) -> None:
     strangers = {f"k{number}": 1 for number in range(60_000)}
     body = {"model": "m", "prompt": "a"} | ({place: strangers} if place else strangers)
