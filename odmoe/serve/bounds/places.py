@@ -7,6 +7,7 @@ answer. So clients that only keep a connection open cost nobody a place, however
 from __future__ import annotations
 
 import ipaddress
+import itertools
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -35,8 +36,14 @@ class _Crowd:
 
     name: str
     open: int = 0
-    owing: dict[Occupant, None] = field(default_factory=dict)
-    """Those whose client owes something, in the order in which they began to."""
+    owing: dict[Occupant, int] = field(default_factory=dict)
+    """Those whose client owes something, in the order in which they began to, and their numbers in that order of
+    all."""
+
+    @property
+    def first(self) -> int:
+        """The number of the first. 0: there is none."""
+        return next(iter(self.owing.values()), 0)
 
 
 class Places:
@@ -55,6 +62,7 @@ class Places:
         self._crowds: dict[str, _Crowd] = {}
         self._spare = _Crowd("")
         self._of: dict[Occupant, _Crowd] = {}
+        self._numbers = itertools.count(1)
         self._turned_away, self._tell_at = 0, 0.0
 
     def enter(self, one: Occupant, address: str) -> bool:
@@ -93,7 +101,8 @@ class Places:
         if crowd is None:
             return
         if owes:
-            crowd.owing.setdefault(one)
+            if one not in crowd.owing:
+                crowd.owing[one] = next(self._numbers)
         else:
             crowd.owing.pop(one, None)
 
@@ -103,8 +112,8 @@ class Places:
         self._tell("no file is left for another connection; raise the limit of open files (ulimit -n)")
 
     def _largest(self) -> _Crowd:
-        """Of which most owe something."""
-        return max(self._crowds.values(), key=lambda crowd: len(crowd.owing), default=self._spare)
+        """Of which most owe something. Of several, where one has owed it longest."""
+        return max(self._crowds.values(), key=lambda crowd: (len(crowd.owing), -crowd.first), default=self._spare)
 
     def _has_given_way(self, crowd: _Crowd) -> bool:
         first = next(iter(crowd.owing), None)
