@@ -116,7 +116,8 @@ class Connection(H11Protocol):
     def _mark(self) -> None:
         """Whether the client owes something: a request, the rest of one, or a look at what it was sent."""
         idle = self.conn.their_state is h11.IDLE and self.conn.our_state is h11.IDLE
-        self._places.mark(self, idle or self.conn.their_state is h11.SEND_BODY or self._reading is not None)
+        owes = idle or self.conn.their_state is h11.SEND_BODY or self._reading is not None
+        self._places.mark(self, owes or self.turned_away)
 
     def _is_owed_body(self) -> bool:
         """Of a request that has its response."""
@@ -146,6 +147,7 @@ class Connection(H11Protocol):
         with contextlib.suppress(OSError):  # it has gone meanwhile
             self.transport.write_eof()
         self._sending = self.loop.call_later(self._patience.farewell_s, self.transport.close)
+        self._mark()
 
     def send_400_response(self, msg: str) -> None:
         """What came is not HTTP."""

@@ -1,4 +1,4 @@
-"""The store's folder is removed while the service runs: what needs its tokenizer goes on."""
+"""The store's folder is removed while the service runs, with the experts in memory: what needs the tokenizer goes on."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SCHEMA = {"type": "object", "properties": {"a": {"enum": ["b"]}}, "required": ["
 def served(demo_store: Callable[[str], Any], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     folder: Path = tmp_path_factory.mktemp("removed") / "store"
     shutil.copytree(demo_store("float32").path, folder)
-    with demo_model(open_verified(str(folder))) as model, serving(model) as made:
+    with demo_model(open_verified(str(folder)), loader="memory") as model, serving(model) as made:
         shutil.rmtree(folder)
         yield made
 
