@@ -1,4 +1,4 @@
-"""The store's folder is removed while the service runs, with the experts in memory: what needs the tokenizer goes on."""
+"""The store is removed while the service runs, with the experts in memory: what needs the tokenizer goes on."""
 
 from __future__ import annotations
 
