@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import threading
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -55,10 +57,11 @@ class JsonGuide:
 
 
 class JsonGuides:
-    """Makes guides, in any thread. The tokenizer in `folder` is read for the first."""
+    """Makes guides, in any thread."""
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
+    def __init__(self, folder: Path, read: Callable[[], Any] | None = None) -> None:
+        """`read`: gives the tokenizer in `folder`; None: it is read for the first guide."""
+        self._tokenizer = read or partial(load_tokenizer, folder)
         self._lock = threading.Lock()
         self._read: dict[tuple[frozenset[int], int], tuple[Any, tuple[int, ...]]] = {}
         """By end-of-sequence tokens and tokens of the vocabulary: llguidance's tokenizer, and `JsonGuide.unwanted`."""
@@ -71,7 +74,7 @@ class JsonGuides:
         with self._lock:
             known = self._read.get((ends, vocabulary))
             if known is None:
-                known = self._read[ends, vocabulary] = _tokens(self._folder, ends, vocabulary)
+                known = self._read[ends, vocabulary] = _tokens(self._tokenizer(), ends, vocabulary)
         tokens, unwanted = known
         try:
             grammar = LLMatcher.grammar_from_json_schema(parsed, defaults=_defaults(parsed))
@@ -89,10 +92,10 @@ class JsonGuides:
         return guide
 
 
-def make_guides(folder: Path) -> Guides:
+def make_guides(folder: Path, read: Callable[[], Any] | None = None) -> Guides:
     """(JSON schema, end-of-sequence tokens, tokens of the vocabulary) -> the guide of an answer that follows the
-    schema, as text of the tokenizer in `folder`."""
-    return JsonGuides(folder)
+    schema, as text of the tokenizer in `folder`. `read`: gives it; None: it is read for the first guide."""
+    return JsonGuides(folder, read)
 
 
 def _parsed(schema: str) -> dict[str, Any]:
@@ -115,11 +118,10 @@ def _refused(number: str) -> None:
     raise ValueError(f"{number} is no number of JSON")
 
 
-def _tokens(folder: Path, ends: frozenset[int], vocabulary: int) -> tuple[Any, tuple[int, ...]]:
+def _tokens(tokenizer: Any, ends: frozenset[int], vocabulary: int) -> tuple[Any, tuple[int, ...]]:
     """llguidance's tokenizer. It must have an end-of-sequence token: where the model has none, one that is unwanted."""
     from llguidance.hf import from_tokenizer
 
-    tokenizer = load_tokenizer(folder)
     known = [token for token in sorted(ends) if token < len(tokenizer)]
     own = (tokenizer.eos_token_id, *tokenizer.all_special_ids, len(tokenizer) - 1)
     unwanted = () if known else (next(token for token in own if token is not None),)

@@ -245,15 +245,33 @@ class StoppedText:
         return found
 
 
-def make_stopper(folder: Path) -> Callable[[tuple[str, ...], Sequence[int]], Callable[[int], bool]]:
-    """(stop texts, prompt) -> a function that takes an answer's tokens in order and is True once it has reached one of
-    them.
+class KeptTokenizer:
+    """The tokenizer in a folder, which is read now: the folder may be gone when it is needed."""
 
-    The tokenizer in `folder` is read for each call that has stop texts.
-    """
+    def __init__(self, folder: Path) -> None:
+        self._found: Any = None
+        self._failure: ODMoEError | None = None
+        try:
+            self._found = load_tokenizer(folder)
+        except ODMoEError as error:  # a model without one answers token ids
+            self._failure = error
+
+    def __call__(self) -> Any:
+        """Raises what reading it has raised."""
+        if self._failure is not None:
+            raise self._failure
+        return self._found
+
+
+def make_stopper(
+    folder: Path, read: Callable[[], Any] | None = None
+) -> Callable[[tuple[str, ...], Sequence[int]], Callable[[int], bool]]:
+    """(stop texts, prompt) -> a function that takes an answer's tokens in order and is True once it has reached one of
+    them. `read`: gives the tokenizer in `folder`; None: it is read now."""
+    tokenizer = read or KeptTokenizer(folder)
 
     def stopper(stop: tuple[str, ...], prompt: Sequence[int]) -> Callable[[int], bool]:
-        text = StoppedText(load_tokenizer(folder), stop, prompt)
+        text = StoppedText(tokenizer(), stop, prompt)
 
         def push(token: int) -> bool:
             text.push(token)

@@ -21,9 +21,15 @@ CLOSE_S = 2.0
 class NodeWatch:
     """Within its `with` block, `notify` gets a line for each node that is lost or comes back."""
 
-    def __init__(self, cluster: Cluster, notify: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        cluster: Cluster,
+        notify: Callable[[str], None],
+        on_look: Callable[[ODMoEError | None], None] = lambda error: None,
+    ) -> None:
+        """`on_look`: told after each look why the main node did not answer; None: it did."""
         self._cluster = cluster
-        self._notify = notify
+        self._notify, self._on_look = notify, on_look
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._run, name="node-watch", daemon=True)
 
@@ -40,10 +46,13 @@ class NodeWatch:
     def _run(self) -> None:
         number = None
         while True:
+            failure: ODMoEError | None = None
             try:
                 number, lines = self._cluster.changes(number)
-            except ODMoEError:  # the answers themselves raise it
-                lines = []
+            except ODMoEError as error:  # the answers themselves raise it
+                failure, lines = error, []
+            if not self._over.is_set():
+                self._on_look(failure)
             for line in lines:
                 if not self._over.is_set():
                     self._notify(line)

@@ -25,7 +25,7 @@ from odmoe.clusters.devices import device_of
 from odmoe.clusters.timed_streams import MainStreamEnd, TimedChannel, TimedHandler, TimedNode
 from odmoe.json_schema import make_guides
 from odmoe.settings.settings import Settings
-from odmoe.text import make_stopper
+from odmoe.text import KeptTokenizer, make_stopper
 from scheduler.alignment import LATE
 from scheduler.build import make_core
 from scheduler.emulation.clock import Emulation
@@ -160,7 +160,7 @@ def make_main(settings: Settings, store: ExpertStore, engine: Engine, shadow: Sh
     """Raises ConfigError if --ctx-size exceeds the model's limit."""
     device = device_of(settings, "main")
     dtype = parse_dtype(store.manifest.dtype)
-    stopper = make_stopper(store.dense)
+    tokenizer = KeptTokenizer(store.dense)
     token_file = find_token_predictor(settings, store)
     linear = linear_of(settings.kernel)
     sharing = Sharing(settings.parallel, settings.queue, settings.prefill_chunk, settings.batch_dense)
@@ -174,13 +174,13 @@ def make_main(settings: Settings, store: ExpertStore, engine: Engine, shadow: Sh
         dtype,
         shadow,
         settings.launch_s,
-        stopper,
+        make_stopper(store.dense, tokenizer),
         settings.ctx_size,
         token_file,
         linear,
         sharing,
         device,
         drafts,
-        make_guides(store.dense),
+        make_guides(store.dense, tokenizer),
         settings.predictor_learning_rate,
     )

@@ -34,7 +34,9 @@ class Got(NamedTuple):
 class Feed:
     """From any thread to the event loop. What has piled up arrives together."""
 
-    def __init__(self) -> None:
+    def __init__(self, on_put: Callable[[Got], None] = lambda item: None) -> None:
+        """`on_put`: told of each item, in its thread."""
+        self._on_put = on_put
         self._loop = asyncio.get_running_loop()
         self._ready = asyncio.Event()
         self._lock = threading.Lock()
@@ -43,6 +45,7 @@ class Feed:
 
     def put(self, item: Got) -> None:
         """From any thread."""
+        self._on_put(item)
         with self._lock:
             self._items.append(item)
             wake = len(self._items) == 1
@@ -74,8 +77,8 @@ class Feed:
 class RequestAnswers:
     """The answers that one HTTP request asks for, in order, several at once."""
 
-    def __init__(self, makes: list[Make]) -> None:
-        self.feed = Feed()
+    def __init__(self, makes: list[Make], on_put: Callable[[Got], None] = lambda item: None) -> None:
+        self.feed = Feed(on_put)
         self.count = len(makes)
         self.threads = 0
         """That work on it, or are about to. The desk's."""
@@ -143,9 +146,10 @@ class Desk:
         self._taken = 0
         self._closed = False
 
-    def start(self, makes: list[Make]) -> RequestAnswers:
-        """From the event loop. Raises QueueFullError where no thread is free."""
-        answers = RequestAnswers(makes)
+    def start(self, makes: list[Make], on_put: Callable[[Got], None] = lambda item: None) -> RequestAnswers:
+        """From the event loop. `on_put`: told of each result, in its thread. Raises QueueFullError where no thread is
+        free."""
+        answers = RequestAnswers(makes, on_put)
         with self._lock:
             if self._taken >= self.places:
                 raise QueueFullError(f"the queue is full: {self._taken} answers are under way or wait; try again later")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import logging
+import traceback
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -11,10 +11,10 @@ from starlette.responses import Response
 from odmoe.serve.sse import encode
 from scheduler import errors as e
 
-_log = logging.getLogger(__name__)
-
 AGAIN_S = 1
 """What `Retry-After` says where a request was refused for now."""
+MOST_CHARACTERS = 2000
+"""Of a message: some repeat what the client has sent."""
 INVALID, SERVER, BUSY = "invalid_request_error", "server_error", "rate_limit_error"
 
 
@@ -25,6 +25,7 @@ class ApiError(Exception):
         self, status: int, message: str, kind: str = INVALID, param: str | None = None, code: str | None = None
     ) -> None:
         """`param`: the field of the request that is wrong. `code`: for programs, e.g. `model_not_found`."""
+        message = message if len(message) <= MOST_CHARACTERS else f"{message[:MOST_CHARACTERS]}..."
         super().__init__(message)
         self.status, self.message, self.kind, self.param, self.code = status, message, kind, param, code
 
@@ -59,36 +60,52 @@ class _Told(NamedTuple):
     status: int
     kind: str
     code: str | None
+    says: str | None = None
+    """What a client is told. None: the error's own text, which is made for clients."""
     param: str | None = None
 
 
 TABLE: dict[type[Exception], _Told] = {
-    e.PromptError: _Told(400, INVALID, "invalid_prompt", "prompt"),
+    e.PromptError: _Told(400, INVALID, "invalid_prompt", param="prompt"),
     e.ConfigError: _Told(400, INVALID, "invalid_value"),
     e.QueueFullError: _Told(429, BUSY, "queue_full"),
-    e.RequestCancelledError: _Told(503, SERVER, "cancelled"),
-    e.RequestFailedError: _Told(500, SERVER, "request_failed"),
-    e.RequestError: _Told(400, INVALID, None),
-    e.MainNodeLostError: _Told(503, SERVER, "main_node_lost"),
-    e.DeadlineError: _Told(504, SERVER, "deadline"),
-    e.ClusterError: _Told(503, SERVER, "cluster_unavailable"),
-    e.ODMoEError: _Told(500, SERVER, None),
+    e.RequestCancelledError: _Told(503, SERVER, "cancelled", "the answer was given up"),
+    e.NonFiniteError: _Told(500, SERVER, "request_failed", "the model's numbers are not finite any more"),
+    e.AnswerWithdrawnError: _Told(
+        500, SERVER, "request_failed", "a part of the answer was computed wrongly, and may be wrong; ask again"
+    ),
+    e.AnswerChangedError: _Told(
+        500, SERVER, "request_failed", "the answer was begun again and is another one now; ask again"
+    ),
+    e.RequestError: _Told(500, SERVER, "request_failed", "the answer could not be finished"),
+    e.StoreError: _Told(500, SERVER, "request_failed", "the model's files cannot be read"),
+    e.MainNodeLostError: _Told(503, SERVER, "main_node_lost", "the main node is gone"),
+    e.DeadlineError: _Told(504, SERVER, "deadline", "a part of the cluster did not answer in time"),
+    e.ClusterError: _Told(503, SERVER, "cluster_unavailable", "the cluster cannot answer just now"),
+    e.ODMoEError: _Told(500, SERVER, "request_failed", "the answer could not be finished"),
 }
-"""The first class of an error's own ones, from it to the root of the tree, that is here."""
+"""The first class of an error's own ones, from it to the root of the tree, that is here. Errors name paths, hosts and
+addresses, which clients are not told: the log has them under the request's id."""
+DEFECT = _Told(500, SERVER, None, "an error within the server")
 
 
-def told(error: Exception) -> ApiError:
-    """What a client is told of an error. Of a defect of this program it gets no details."""
+def told(error: Exception, request_id: str = "") -> ApiError:
+    """What a client is told of an error. `request_id`: under which the log has the rest."""
     if isinstance(error, ApiError):
         return error
-    for kind in type(error).__mro__:
-        if kind in TABLE:
-            status, name, code, param = TABLE[kind]
-            return ApiError(status, " ".join(str(error).split()), name, param, code)
-    return ApiError(500, "an error within the server; its log has the details", SERVER)
+    found = next((TABLE[kind] for kind in type(error).__mro__ if kind in TABLE), DEFECT)
+    if found.says is None:
+        text = " ".join(str(error).split())
+    else:
+        text = f"{found.says}; the server's log has the cause under {request_id or 'the request'}"
+    return ApiError(found.status, text, found.kind, found.param, found.code)
 
 
-def log_defect(error: Exception) -> None:
-    """Errors of this program that no table names are logged with their traceback."""
-    if not isinstance(error, (ApiError, e.ODMoEError)):
-        _log.error("a request failed", exc_info=error)
+def cause_of(error: Exception) -> str | None:
+    """What the log has of an error beyond what the client is told: a line, or a defect's traceback. None: nothing."""
+    if isinstance(error, ApiError):
+        return None
+    if not isinstance(error, e.ODMoEError):
+        return "".join(traceback.format_exception(error)).rstrip()
+    text = " ".join(str(error).split())
+    return f"{type(error).__name__}: {''.join(one if one.isprintable() else ascii(one)[1:-1] for one in text)}"

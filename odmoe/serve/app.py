@@ -15,7 +15,7 @@ from starlette.responses import Response
 
 from odmoe.serve.access_log import FORMATS, GONE, AccessLog
 from odmoe.serve.api_error import ApiError, ClientGoneError, told
-from odmoe.serve.callers import Keys, OwnPages
+from odmoe.serve.callers import Crowded, Keys, OwnPages
 from odmoe.serve.routes import add_answers
 from odmoe.serve.status import add_status
 from scheduler.errors import ODMoEError
@@ -64,6 +64,7 @@ def make_app(service: Service, access: Access) -> FastAPI:
             allow_headers=["*"],
             expose_headers=["x-request-id"],
         )
+    app.add_middleware(Crowded, refused=service.meter.refused)
     app.add_middleware(AccessLog, write=access.log, line=FORMATS[access.log_format])
     return app
 
@@ -83,7 +84,9 @@ def _add_errors(app: FastAPI, service: Service) -> None:
         if isinstance(error, HTTPException):
             headers = error.headers  # such as Allow
             error = ApiError(error.status_code, _no_route(request, error), code="no_route")
-        answer, record = told(error), request.state.record
+        record = request.state.record
+        service.log_failure(record.id, error)
+        answer = told(error, record.id)
         if answer.param == "prompt" and record.path.endswith("/chat/completions"):
             answer.param = "messages"  # of which the prompt is made
         if record.finish is None:  # no answer has begun

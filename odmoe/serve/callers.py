@@ -4,17 +4,19 @@ show."""
 from __future__ import annotations
 
 import hmac
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from odmoe.serve.api_error import ApiError
+from odmoe.serve.api_error import SERVER, ApiError
 from odmoe.settings.serve_settings import is_loopback
 
 OPEN = ("/health", "/ready")
 """Paths that need no key: what watches the process has none."""
+STATUS = (*OPEN, "/metrics")
+"""Paths of what watches the service: they are answered on spare connections too."""
 WITHOUT_EFFECT = ("GET", "HEAD", "OPTIONS")
 """Methods of requests that change nothing. A page cannot read their responses, unless it is allowed to."""
 
@@ -72,6 +74,23 @@ class OwnPages:
         return ApiError(403, text, code="foreign_origin")
 
 
+class Crowded:
+    """Refuses requests of connections for which there was no place, but those about the service itself. `refused`: told
+    why."""
+
+    def __init__(self, app: ASGIApp, refused: Callable[[str], None]) -> None:
+        self._app, self._refused = app, refused
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        connection = scope.get("state", {}).get("connection")
+        if connection is None or not connection.spare or scope["path"] in STATUS:
+            await self._app(scope, receive, send)
+            return
+        text = "as many connections as there are places for are busy; try again later"
+        error = ApiError(503, text, SERVER, code="too_many_connections")
+        await _refuse(error, self._refused, scope, receive, send, {"Connection": "close"})
+
+
 def _name(host: str) -> str:
     """Of a Host header, without the port. Empty where it is none."""
     try:
@@ -80,7 +99,14 @@ def _name(host: str) -> str:
         return ""
 
 
-async def _refuse(error: ApiError, refused: Callable[[str], None], scope: Scope, receive: Receive, send: Send) -> None:
+async def _refuse(
+    error: ApiError,
+    refused: Callable[[str], None],
+    scope: Scope,
+    receive: Receive,
+    send: Send,
+    headers: Mapping[str, str] | None = None,
+) -> None:
     scope["state"]["record"].finish = error.code
     refused(error.code or error.kind)
-    await error.response()(scope, receive, send)
+    await error.response(headers)(scope, receive, send)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -11,7 +13,11 @@ import h11
 from uvicorn.protocols.http.h11_impl import STATUS_PHRASES, H11Protocol
 
 from odmoe.serve.api_error import ApiError
+from odmoe.serve.bounds.places import Places
 from odmoe.serve.sse import encode
+
+READ_BYTES = 64 << 10
+"""Most bytes of a client that are taken in at a time: others wait meanwhile."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,8 +30,12 @@ class Patience:
     """Without reading a byte of what waits to be sent."""
     farewell_s: float = 2.0
     """To read why it was turned away."""
+    parsing_s: float = 1.0
+    """Of the processor, to take a request apart: one in chunks of a byte each takes a hundred times as long."""
     connections: int = 512
     """At once."""
+    address_connections: int = 256
+    """At once, from one address."""
 
 
 class Connection(H11Protocol):
@@ -33,11 +43,17 @@ class Connection(H11Protocol):
     `scope["state"]["connection"]`."""
 
     def __init__(
-        self, patience: Patience, refused: Callable[[str], None], *, app_state: dict[str, Any], **more: Any
+        self,
+        patience: Patience,
+        places: Places,
+        refused: Callable[[str], None],
+        *,
+        app_state: dict[str, Any],
+        **more: Any,
     ) -> None:
         """`refused`: told the code of the error where no request could be read."""
         super().__init__(app_state={**app_state, "connection": self}, **more)
-        self._patience, self._refused = patience, refused
+        self._patience, self._places, self._refused = patience, places, refused
         self._sending: asyncio.TimerHandle | None = None
         """While the client owes a part of a request."""
         self._reading: asyncio.TimerHandle | None = None
@@ -46,17 +62,23 @@ class Connection(H11Protocol):
         """It has an error in place of a request. What the client still sends is not read."""
         self._unread = 0
         """Bytes that waited when it was last looked at."""
+        self._parsing_s = 0.0
+        """Of the processor, since the last response."""
+        self.spare = False
+        """There was no place: it may only ask how the service is."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        transport.max_size = READ_BYTES  # type: ignore[attr-defined]
         transport.set_write_buffer_limits(high=0)  # `pause_writing` tells of any byte that waits
-        if sum(not getattr(one, "turned_away", False) for one in self.connections) > self._patience.connections:
-            text = f"{self._patience.connections} connections are open; try again later"
-            self._refuse(ApiError(503, text, "server_error", code="too_many_connections"))
-        else:
+        if self._places.enter(self, self.client[0] if self.client else ""):
             self._expect()
+        else:
+            self.turned_away = True
+            self.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
+        self._places.leave(self)
         for timer in (self._sending, self._reading):
             if timer is not None:
                 timer.cancel()
@@ -65,13 +87,21 @@ class Connection(H11Protocol):
     def data_received(self, data: bytes) -> None:
         if self.turned_away:
             return
+        began = time.thread_time()
         super().data_received(data)
-        self._expect()
+        self._parsing_s += time.thread_time() - began
+        if self._parsing_s > self._patience.parsing_s:
+            self._refused("slow_request")
+            self.abort()
+        else:
+            self._expect()
 
     def on_response_complete(self) -> None:
+        self._parsing_s = 0.0
         super().on_response_complete()
         if self._is_owed_body():
             self._expect()
+        self._mark()
 
     def _expect(self) -> None:
         """Keep an eye on a client that owes something, from when it began to."""
@@ -81,6 +111,13 @@ class Connection(H11Protocol):
             self._sending = None
         elif owed and self._sending is None:
             self._sending = self.loop.call_later(self._patience.headers_s, self._late)
+        self._mark()
+
+    def _mark(self) -> None:
+        """Whether the client owes something: a request, the rest of one, or a look at what it was sent."""
+        idle = self.conn.their_state is h11.IDLE and self.conn.our_state is h11.IDLE
+        owes = idle or self.conn.their_state is h11.SEND_BODY or self._reading is not None
+        self._places.mark(self, owes or self.turned_away)
 
     def _is_owed_body(self) -> bool:
         """Of a request that has its response."""
@@ -107,19 +144,30 @@ class Connection(H11Protocol):
             self.transport.write(self.conn.send(event) or b"")
         # A client whose bytes are not taken gets a reset, which may overtake the error.
         self.turned_away = True
-        self.transport.write_eof()
+        with contextlib.suppress(OSError):  # it has gone meanwhile
+            self.transport.write_eof()
         self._sending = self.loop.call_later(self._patience.farewell_s, self.transport.close)
+        self._mark()
+
+    def send_400_response(self, msg: str) -> None:
+        """What came is not HTTP."""
+        if self.cycle is None or (self.cycle.response_complete and self.conn.our_state is h11.IDLE):
+            self._refuse(ApiError(400, "this is no request of HTTP/1.1; send one", code="invalid_http"))
+        else:  # a response is under way
+            self.abort()
 
     def pause_writing(self) -> None:
         super().pause_writing()
         self._unread = self.transport.get_write_buffer_size()
         self._reading = self.loop.call_later(self._patience.read_s, self._look)
+        self._mark()
 
     def resume_writing(self) -> None:
         super().resume_writing()
         if self._reading is not None:
             self._reading.cancel()
             self._reading = None
+            self._mark()
 
     def _look(self) -> None:
         """Whether the client has read anything since the last look."""
@@ -133,3 +181,6 @@ class Connection(H11Protocol):
     def abort(self) -> None:
         """Close it now, whatever waits to be sent."""
         self.transport.abort()
+        if self.cycle is not None:  # what it still sends would not fit the connection's state
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()

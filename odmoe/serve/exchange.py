@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from odmoe.api.text_answer import Piece
@@ -24,10 +25,16 @@ class Exchange:
     """Begins the answers. They are whole with their last tokens; their reports come later, and are waited for by
     `settle`, when the client has its response. An error of one of them ends all. Call `close` whatever happened."""
 
-    def __init__(self, service: Service, record: Record, wanted: EngineRequest) -> None:
-        """Raises QueueFullError."""
+    def __init__(
+        self,
+        service: Service,
+        record: Record,
+        wanted: EngineRequest,
+        on_put: Callable[[Got], None] = lambda item: None,
+    ) -> None:
+        """`on_put`: told of each result, in its thread. Raises QueueFullError."""
         self.service, self.record, self.wanted = service, record, wanted
-        self._answers = service.desk.start(wanted.makes(service))
+        self._answers = service.desk.start(wanted.makes(service), on_put)
         self.tokens = 0
         """Of all its answers."""
         self._last = dict.fromkeys(range(self._answers.count), record.began)
@@ -81,6 +88,7 @@ class Exchange:
                 self._note_piece(one, one.what)
                 found.append(one)
             elif not isinstance(one.what, Exception):
+                self.service.failed.clear()
                 self._last.pop(one.choice, None)
                 self._owed.pop(one.choice, None)
                 self._end(one.what.finish, one.what)

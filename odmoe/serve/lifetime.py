@@ -8,12 +8,15 @@ import signal
 import socket
 import threading
 from collections.abc import Callable, Coroutine, Generator, Iterator
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import uvicorn
 
 from odmoe.serve.api_error import SERVER, ApiError
+from odmoe.serve.bounds.listening import ListeningSocket, ignore_exhaustion, raise_file_limit
+from odmoe.serve.bounds.places import SPARE, Places
 from odmoe.serve.connection import Connection, Patience
 from odmoe.terminal import counted
 
@@ -35,6 +38,16 @@ class _Uvicorn(uvicorn.Server):
         yield
 
 
+def usual_patience(answers: int) -> Patience:
+    """With connections for so many answers beyond the usual ones."""
+    usual = Patience()
+    return replace(
+        usual,
+        connections=usual.connections + answers,
+        address_connections=usual.address_connections + answers,
+    )
+
+
 class HttpServer:
     """Serves an application until it is told to stop: then it takes no more requests, and ends when those under way
     have ended, or after `drain_s`."""
@@ -48,13 +61,21 @@ class HttpServer:
         notify: Callable[[str], None] = lambda text: None,
         patience: Patience | None = None,
     ) -> None:
-        """`listening`: bound, not listening yet. `notify`: gets a line about the drain. `patience`: None is the usual
-        one, with a connection for each place of an answer beyond it."""
+        """`listening`: bound, not listening yet; it is closed at the end. `notify`: gets a line about the drain, and
+        about connections that are closed. `patience`: None is the usual one, with a connection for each place of an
+        answer beyond it."""
         self._service, self._listening = service, listening
         self._drain_s, self._notify = drain_s, notify
-        if patience is None:
-            patience = Patience(connections=Patience().connections + service.desk.places)
-        connection: Any = partial(Connection, patience, service.meter.refused)
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._failure: Exception | None = None
+        """Why it cannot go on."""
+        patience = patience or usual_patience(service.desk.places)
+        files = raise_file_limit()
+        most = min(patience.connections, max(1, files - SPARE))
+        if most < patience.connections:
+            notify(f"at most {most} connections, not {patience.connections}: the limit of open files leaves no more")
+        self._places = Places(most, patience.address_connections, notify, service.meter.refused)
+        connection: Any = partial(Connection, patience, self._places, service.meter.refused)
         config = uvicorn.Config(
             app,
             http=connection,
@@ -62,7 +83,9 @@ class HttpServer:
             loop="asyncio",
             lifespan="off",
             log_config=None,
+            log_level="error",  # a stranger causes warnings as often as he likes
             access_log=False,
+            backlog=socket.SOMAXCONN,
             server_header=False,
             timeout_graceful_shutdown=CLOSE_S,
         )
@@ -71,14 +94,20 @@ class HttpServer:
         """How often it was told to stop."""
 
     def run(self) -> int:
-        """Returns the exit code: 0, or 128 and a signal's number where a second one ended the drain."""
-        return asyncio.run(self._run())
+        """Returns the exit code: 0, or 128 and a signal's number where a second one ended the drain. Raises what `fail`
+        was given."""
+        code = asyncio.run(self._run())
+        if self._failure is not None:
+            raise self._failure
+        return code
 
     async def _run(self) -> int:
-        self._loop = asyncio.get_running_loop()
+        loop = self._loop = asyncio.get_running_loop()
         self._stop, self._at_once = asyncio.Event(), asyncio.Event()
         self._code = 0
-        serving = asyncio.create_task(self._uvicorn.serve([self._listening]))
+        loop.set_exception_handler(ignore_exhaustion)
+        listening = ListeningSocket(self._listening, self._places.shed)
+        serving = asyncio.create_task(self._uvicorn.serve([listening]))
         stopping = asyncio.create_task(self._stop.wait())
         with self._signals():
             await asyncio.wait((serving, stopping), return_when=asyncio.FIRST_COMPLETED)
@@ -93,8 +122,16 @@ class HttpServer:
 
     def stop(self, number: int = 0) -> None:
         """From any thread. The second time: at once. `number`: of the signal that says so."""
+        if self._loop is None:  # it has not begun
+            return
         with contextlib.suppress(RuntimeError):  # it has ended already
             self._loop.call_soon_threadsafe(self._on_stop, number)
+
+    def fail(self, error: Exception) -> None:
+        """From any thread: end at once, and have `run` raise `error`. Without effect before it runs."""
+        self._failure = error
+        self.stop()
+        self.stop()
 
     def _on_stop(self, number: int) -> None:
         if self._stop.is_set():
@@ -130,14 +167,15 @@ class HttpServer:
         if threading.current_thread() is not threading.main_thread():
             yield
             return
+        loop = asyncio.get_running_loop()
         before = {number: signal.getsignal(number) for number in SIGNALS}
         for number in SIGNALS:
-            self._loop.add_signal_handler(number, self._on_stop, number)
+            loop.add_signal_handler(number, self._on_stop, number)
         try:
             yield
         finally:
             for number, handler in before.items():
-                self._loop.remove_signal_handler(number)
+                loop.remove_signal_handler(number)
                 signal.signal(number, handler)
 
 

@@ -4,30 +4,39 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from odmoe.serve.api_error import ClientGoneError, log_defect, told
+from odmoe.serve.api_error import ClientGoneError, told
+from odmoe.serve.bounds.memory import TOKEN_BYTES
 from odmoe.serve.openai import chat, completions
 from odmoe.serve.openai.parts import Shape, parts_of, usage_of
 from odmoe.serve.openai.requests import AnswerRequest, ChatRequest, CompletionRequest, parse
-from odmoe.serve.sse import DONE, EventStream, encode, event
+from odmoe.serve.sse import DONE, EventStream, WholeResponse, encode, encoded_parts, event
 from odmoe.serve.under_way import RequestUnderWay
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
 
     from odmoe.serve.answers import Got
+    from odmoe.serve.bounds.memory import Held
     from odmoe.serve.exchange import Exchange
     from odmoe.serve.openai.engine_request import EngineRequest
     from odmoe.serve.service import Service
 
-Read = Callable[["Service", bytes, str], tuple[AnswerRequest, "EngineRequest", Shape]]
-"""A body and the request's id -> what it asks for, and how it is answered. In a thread: it encodes prompts."""
+
+class Api(NamedTuple):
+    """One of the two APIs."""
+
+    kind: type[AnswerRequest]
+    """Of its requests."""
+    prepare: Callable[[Service, Any, str], tuple[EngineRequest, Shape]]
+    """A request and its id -> what the engine is to do, and how it is answered. In a thread: it encodes prompts."""
 
 
 _MANY = 64
@@ -36,30 +45,34 @@ _MANY = 64
 
 def add_answers(app: FastAPI, service: Service) -> None:
     """`/v1/completions`, `/v1/chat/completions`."""
-    for path, read in (("/v1/completions", _read_completion), ("/v1/chat/completions", _read_chat)):
-        app.router.routes.append(Route(path, _Answering(service, read), methods=["POST"]))
+    apis = {
+        "/v1/completions": Api(CompletionRequest, _prepare_completion),
+        "/v1/chat/completions": Api(ChatRequest, _prepare_chat),
+    }
+    for path, api in apis.items():
+        app.router.routes.append(Route(path, _Answering(service, api), methods=["POST"]))
 
 
-def _read_completion(service: Service, body: bytes, record_id: str) -> tuple[AnswerRequest, EngineRequest, Shape]:
-    found = parse(CompletionRequest, body)
+def _prepare_completion(service: Service, found: CompletionRequest, record_id: str) -> tuple[EngineRequest, Shape]:
     service.check_name(found.model)
     wanted, texts = completions.to_engine_request(service, found)
-    return found, wanted, completions.CompletionShape(service, found, wanted, texts, record_id)
+    found.prompt = ""  # the engine has it
+    return wanted, completions.CompletionShape(service, found, wanted, texts, record_id)
 
 
-def _read_chat(service: Service, body: bytes, record_id: str) -> tuple[AnswerRequest, EngineRequest, Shape]:
-    found = parse(ChatRequest, body)
+def _prepare_chat(service: Service, found: ChatRequest, record_id: str) -> tuple[EngineRequest, Shape]:
     service.check_name(found.model)
     wanted, text = chat.to_engine_request(service, found)
-    return found, wanted, chat.ChatShape(service, found, wanted, text, record_id)
+    found.messages = []
+    return wanted, chat.ChatShape(service, found, wanted, text, record_id)
 
 
 class _Answering:
     """Under way from a request's headers to the end of its response, which a function that returns a response does not
     see."""
 
-    def __init__(self, service: Service, read: Read) -> None:
-        self._service, self._read = service, read
+    def __init__(self, service: Service, api: Api) -> None:
+        self._service, self._api = service, api
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         request = Request(scope, receive, send)
@@ -70,51 +83,70 @@ class _Answering:
             except ClientGoneError:
                 raise
             except Exception as error:
-                log_defect(error)
-                raise told(error) from error
+                self._service.log_failure(under_way.record.id, error)
+                raise told(error, under_way.record.id) from error
             await under_way.settle()
 
     async def _response(self, under_way: RequestUnderWay) -> Response:
         """What fails before the first event is an HTTP error, whether a stream was asked for or not."""
         service, record = self._service, under_way.record
-        body = await under_way.read_body()
-        found, wanted, shape = await under_way.unless_stopped(asyncio.to_thread(self._read, service, body, record.id))
+        found = await self._read(under_way)
+        wanted, shape = await under_way.unless_stopped(asyncio.to_thread(self._api.prepare, service, found, record.id))
+        under_way.held.add(TOKEN_BYTES * wanted.prompt_tokens)
         record.model, record.stream, record.prompt_tokens = service.name, found.stream, wanted.prompt_tokens
         exchange = under_way.begin(wanted)
         if found.stream:
-            return EventStream(_events(exchange, shape, found.include_usage), _last_event)
+            events = _events(exchange, shape, found.include_usage, under_way.held)
+            return EventStream(events, partial(_last_event, service, record.id))
         got: list[Got] = []
         while not exchange.whole:
             got += await exchange.take()
         usage = usage_of(wanted.prompt_tokens, _tokens(exchange))
-        data = await under_way.unless_stopped(asyncio.to_thread(_whole, shape, got, usage))
-        return Response(data, media_type="application/json")
+        return WholeResponse(await under_way.unless_stopped(asyncio.to_thread(_whole, shape, got, usage)))
+
+    async def _read(self, under_way: RequestUnderWay) -> AnswerRequest:
+        body = await under_way.read_body()
+        loop = asyncio.get_running_loop()
+        return await under_way.unless_stopped(
+            loop.run_in_executor(self._service.body_pool, parse, self._api.kind, body)
+        )
 
 
-async def _events(exchange: Exchange, shape: Shape, usage: bool) -> AsyncGenerator[bytes, None]:
-    """The whole stream."""
+async def _events(exchange: Exchange, shape: Shape, usage: bool, held: Held) -> AsyncGenerator[bytes, None]:
+    """The whole stream. `held`: by results until the client has them."""
     while not exchange.whole:
         got = await exchange.take()
         # Encoding many pieces takes long, and other requests wait meanwhile.
         data = _encoded(shape, got) if len(got) < _MANY else await asyncio.to_thread(_encoded, shape, got)
         if data:
             yield data
+            held.free_results(got)
     if usage:
         yield event(shape.usage_chunk(usage_of(exchange.wanted.prompt_tokens, _tokens(exchange))))
     yield DONE
 
 
-def _last_event(error: Exception) -> bytes:
+def _last_event(service: Service, request_id: str, error: Exception) -> bytes:
     """Of a stream that fails. None where nobody reads it."""
     if isinstance(error, ClientGoneError):
         return b""
-    log_defect(error)
-    return event(told(error).as_object())
+    service.log_failure(request_id, error)
+    return event(told(error, request_id).as_object())
 
 
 def _whole(shape: Shape, got: list[Got], usage: dict[str, Any]) -> bytes:
-    """The response."""
-    return encode(shape.response(parts_of(got), usage))
+    """The response. Choice by choice: what is written needs several times the memory until it is."""
+    parts = parts_of(got)
+    got.clear()
+    before, named, after = encode(shape.response([], usage)).partition(b'"choices":[')
+    body = bytearray(before + named)
+    parts.reverse()
+    while parts:
+        (choice,) = shape.response([parts.pop()], usage)["choices"]
+        for piece in encoded_parts(choice):
+            body += piece
+        body += b"," if parts else b""
+    return bytes(body + after)
 
 
 def _encoded(shape: Shape, got: list[Got]) -> bytes:

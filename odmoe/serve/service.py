@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import sys
+import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 from odmoe.serve.answers import Desk
-from odmoe.serve.api_error import ApiError
+from odmoe.serve.api_error import ApiError, ClientGoneError, cause_of, told
+from odmoe.serve.bounds.memory import Memory
 from odmoe.token_texts import TokenTexts
 
 if TYPE_CHECKING:
@@ -30,6 +34,8 @@ class Limits:
     """Of a request."""
     body_s: float = 60.0
     """To send it."""
+    request_bytes: int = 256 << 20
+    """Of all requests together: bodies, prompts, and results that wait for their clients."""
 
 
 class UnderWay(Protocol):
@@ -56,6 +62,7 @@ class Service:
         self.settings = model.opened.settings
         """How answers are chosen where the request does not say."""
         self.desk = Desk(served.parallel, served.queue)
+        self.memory = Memory(limits.request_bytes)
         self.texts = TokenTexts(model.opened.tokenizer)
         self.created = int(time.time())
         self.under_way: set[UnderWay] = set()
@@ -66,11 +73,17 @@ class Service:
         )
         self.notify: Callable[[str], None] = lambda line: None
         """Gets a line about each answer that is begun again, since its main node was lost."""
+        self.complain: Callable[[str], None] = partial(print, file=sys.stderr)
+        """Gets the causes of what clients are told without details."""
+        self.failed = threading.Event()
+        """The cluster could not compute an answer, and has computed none since."""
         self.stopping = False
         """No request is taken any more."""
         self.ready_pool = ThreadPoolExecutor(1, "odmoe-ready")
         self.scrape_pool = ThreadPoolExecutor(1, "odmoe-scrape")
         """Of their own: a cluster that does not answer holds neither one another up, nor requests."""
+        self.body_pool = ThreadPoolExecutor(1, "odmoe-body")
+        """Of one thread: to take a body's JSON apart holds up all others of this process for a moment."""
 
     @property
     def context(self) -> int:
@@ -95,8 +108,19 @@ class Service:
                 code="model_not_found",
             )
 
+    def log_failure(self, request_id: str, error: Exception) -> None:
+        """What the client is not told of an error."""
+        cause = cause_of(error)
+        if cause is None or isinstance(error, ClientGoneError):
+            return
+        answer = told(error, request_id)
+        if answer.status >= 500 and answer.code != "cancelled":
+            self.failed.set()
+        if answer.status >= 500:
+            self.complain(f"{request_id} {cause}")
+
     def close(self) -> None:
         """Wait for the threads of answers that were given up."""
         self.desk.close(CLOSE_S)
-        for pool in (self.ready_pool, self.scrape_pool):
+        for pool in (self.ready_pool, self.scrape_pool, self.body_pool):
             pool.shutdown(wait=False)

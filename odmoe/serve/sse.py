@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import aclosing
 from typing import Any
 
@@ -15,6 +15,10 @@ DONE = b"data: [DONE]\n\n"
 """The last event of a stream that has its whole answer."""
 PING = b": ping\n\n"
 """A comment, which clients skip."""
+MANY = 256
+"""Items of a list that are encoded together."""
+SLICE_BYTES = 256 << 10
+"""Of a response that are given to the connection at a time."""
 PING_S = 15.0
 """Longest silence: proxies cut a connection on which nothing comes, many after 60 s."""
 
@@ -23,8 +27,46 @@ def encode(value: Any) -> bytes:
     return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "backslashreplace")
 
 
+def encoded_parts(value: Any) -> Iterator[bytes]:
+    """What `encode` gives, in parts. Encoding lets no other thread run; between two parts others have their turn."""
+    if isinstance(value, dict):
+        yield b"{"
+        for number, (name, inner) in enumerate(value.items()):
+            yield (b"," if number else b"") + encode(name) + b":"
+            yield from encoded_parts(inner)
+        yield b"}"
+    elif isinstance(value, list) and len(value) > MANY:
+        for at in range(0, len(value), MANY):
+            yield (b"," if at else b"[") + encode(value[at : at + MANY])[1:-1]
+        yield b"]"
+    elif isinstance(value, list):
+        for number, inner in enumerate(value):
+            yield b"," if number else b"["
+            yield from encoded_parts(inner)
+        yield b"]" if value else b"[]"
+    else:
+        yield encode(value)
+
+
 def event(value: Any) -> bytes:
     return b"data: " + encode(value) + b"\n\n"
+
+
+class WholeResponse(Response):
+    """JSON that may be long. The connection gets a part when the client has read those before."""
+
+    media_type = "application/json"
+
+    def __init__(self, content: bytes) -> None:
+        super().__init__(content)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        body = memoryview(self.body)
+        for at in range(0, len(body), SLICE_BYTES):
+            part = bytes(body[at : at + SLICE_BYTES])
+            await send({"type": "http.response.body", "body": part, "more_body": True})
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
 class EventStream(Response):

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import socket
+import time
 from collections.abc import Callable
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,17 +14,22 @@ from odmoe.api.checks import check_early
 from odmoe.api.model import start_model
 from odmoe.clusters.node_watch import NodeWatch
 from odmoe.clusters.process import prepare_process
-from odmoe.log_thread import LogThread, utc_time
+from odmoe.log_thread import LogThread, Write, utc_time
 from odmoe.settings.serve_settings import ServeSettings
 from odmoe.settings.settings import Settings
+from odmoe.settings.units import parse_bytes
 from odmoe.terminal import Output, Terminal
-from scheduler.errors import ConfigError
+from scheduler.errors import ClusterError, ConfigError, LinkError, ODMoEError
 
 if TYPE_CHECKING:
     from odmoe.api.model import Model
+    from odmoe.serve.connection import Patience
+    from odmoe.serve.lifetime import HttpServer
     from odmoe.serve.service import Service
 
 
+GONE_S = 5.0
+"""How long a main node does not exist before the service ends."""
 Announce = Callable[[str, tuple[str, int]], None]
 """Told the model's name and the address once the service listens."""
 
@@ -86,12 +93,14 @@ def _served(
 
     service = make_service(model, own)
     try:
-        with LogThread() as log, NodeWatch(model.cluster, notify := _timed(log, terminal)):
-            service.notify = notify
+        end = _LostMainNode(model.opened.settings.joined)
+        with LogThread() as log, NodeWatch(model.cluster, notify := _timed(log, terminal.notify), end.look):
+            service.notify, service.complain = notify, _timed(log, terminal.complain)
             app = make_app(
                 service, Access(keys, own.cors_origin, (lambda line: None) if quiet else log.line, own.log_format)
             )
-            server = HttpServer(app, service, listening, own.drain_timeout, notify)
+            patience = own_patience(own, service.desk.places)
+            server = end.server = HttpServer(app, service, listening, own.drain_timeout, notify, patience)
             listening.listen(socket.SOMAXCONN)
             announce(service.name, listening.getsockname()[:2])
             return server.run()
@@ -99,9 +108,44 @@ def _served(
         service.close()
 
 
-def _timed(log: LogThread, terminal: Terminal) -> Callable[[str], None]:
+def _timed(log: LogThread, write: Write) -> Callable[[str], None]:
     """Lines of the log with their time."""
-    return lambda text: log.line(f"{utc_time()} {text}", terminal.notify)
+    return lambda text: log.line(f"{utc_time()} {text}", write)
+
+
+class _LostMainNode:
+    """Ends a service whose main node was started for it and is gone: nobody starts it again, but whoever started the
+    service may start that again."""
+
+    def __init__(self, lasting: bool) -> None:
+        """`lasting`: the cluster was there before, and its main node may come back."""
+        self._lasting = lasting
+        self._since: float | None = None
+        self.server: HttpServer | None = None
+
+    def look(self, error: ODMoEError | None) -> None:
+        """At the cluster, each second. `error`: why it did not answer."""
+        now = time.monotonic()
+        if not isinstance(error, LinkError) or self._lasting:
+            self._since = None
+        elif self._since is None:
+            self._since = now
+        elif now - self._since >= GONE_S and self.server is not None:
+            self._since = None
+            self.server.fail(ClusterError(f"the cluster has ended: {error}; start odmoe serve again"))
+
+
+def own_patience(own: ServeSettings, answers: int) -> Patience:
+    """As the settings have it. `answers`: that may be under way or wait."""
+    from odmoe.serve.lifetime import usual_patience
+
+    usual = usual_patience(answers)
+    most = own.connections or usual.connections
+    return replace(
+        usual,
+        connections=most,
+        address_connections=min(most, own.address_connections or usual.address_connections),
+    )
 
 
 def make_service(model: Model, own: ServeSettings) -> Service:
@@ -111,5 +155,10 @@ def make_service(model: Model, own: ServeSettings) -> Service:
 
     served = model.cluster.serves()
     name = own.model_name or Path(served.model.rstrip("/") or model.cluster.store()).name
-    limits = Limits(own.max_tokens, own.request_timeout)
+    limits = Limits(
+        own.max_tokens,
+        own.request_timeout,
+        body_bytes=parse_bytes(own.body_size),
+        request_bytes=parse_bytes(own.request_memory),
+    )
     return Service(model, name, served, limits, Metrics(model.cluster))

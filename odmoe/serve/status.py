@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import threading
+import time
+from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
 
 from starlette.responses import Response
@@ -17,6 +20,9 @@ if TYPE_CHECKING:
 
 READY_S = 5.0
 """Longest wait for the main node to say that it is there."""
+TRIAL_TOKENS = 32
+TRIAL_S = 5.0
+"""Between two trials."""
 FRESH_S = 1.0
 """How long what was found out is said again."""
 
@@ -56,11 +62,12 @@ class Readiness:
     def __init__(self, service: Service) -> None:
         self._service = service
         self._reader = FiguresReader(service.model.cluster, READY_S)
+        self._trial = Trial(service)
         self._looking: asyncio.Future[str | None] | None = None
         self._until = 0.0
 
     async def why_not(self) -> str | None:
-        """None: it can. The store was verified when it was opened."""
+        """None: it can."""
         if self._service.stopping:
             return "the server is stopping"
         loop = asyncio.get_running_loop()
@@ -75,7 +82,48 @@ class Readiness:
             return "the main node is lost or does not answer"
         if not any(node.up for node in figures.nodes if node.role == "worker"):
             return "every worker is lost"
+        if self._service.failed.is_set() and not self._trial.succeeds():
+            return "answers fail; the server's log has the cause"
         return None
+
+
+class Trial:
+    """An answer of one token, to see whether the cluster computes answers again after one has failed. Its prompt has
+    tokens from all over the vocabulary, so that it needs many experts."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+        self._pending: Future[bool] | None = None
+        self._again_at = 0.0
+
+    def succeeds(self) -> bool:
+        """In a thread. However often it is asked, there is one trial at a time, and a while between two."""
+        if self._pending is None or (self._pending.done() and time.monotonic() >= self._again_at):
+            self._pending = Future()
+            threading.Thread(target=self._run, args=(self._pending,), name="odmoe-ready", daemon=True).start()
+        try:
+            return self._pending.result(READY_S)
+        except TimeoutError:
+            return False
+
+    def _run(self, pending: Future[bool]) -> None:
+        from main_node.sampling import GREEDY
+
+        service = self._service
+        count = min(TRIAL_TOKENS, service.context - 1)
+        step = max(1, len(service.tokenizer) // count)
+        prompt = list(range(0, len(service.tokenizer), step))[:count]
+        try:
+            with service.model.answer(prompt, 1, {"sampling": GREEDY}) as answer:
+                for _ in answer:
+                    pass
+        except Exception:  # noqa: BLE001 - whatever it is, clients would get it too
+            found = False
+        else:
+            service.failed.clear()
+            found = True
+        self._again_at = time.monotonic() + TRIAL_S
+        pending.set_result(found)
 
 
 def _described(service: Service) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Awaitable
 from types import TracebackType
@@ -39,10 +40,12 @@ class RequestUnderWay:
         self._timers: list[asyncio.TimerHandle] = []
         self._watch: asyncio.Task[None] | None = None
         self._exchange: Exchange | None = None
+        self.held = service.memory.open(self._give_way)
 
     def __enter__(self) -> Self:
         """Raises ApiError where the service takes no more requests."""
         if self._service.stopping:
+            self.held.close()
             raise stopping()
         self._service.under_way.add(self)
         limit = self._service.limits.request_timeout_s
@@ -59,7 +62,12 @@ class RequestUnderWay:
             self._stopped.exception()  # nobody need have waited for it
         if self._exchange is not None:
             self._exchange.close()
+        self.held.close()
         self._service.under_way.discard(self)
+
+    def _give_way(self, error: ApiError) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop has ended
+            self._loop.call_soon_threadsafe(self.stop, error)
 
     def stop(self, error: Exception) -> None:
         """The client gets `error` in place of what is left. Without effect once it has the response."""
@@ -80,22 +88,36 @@ class RequestUnderWay:
         finally:
             task.cancel()
 
-    async def read_body(self) -> bytes:
+    async def read_body(self) -> bytearray:
         """Raises ApiError for one that is too large, without reading all of it, or does not come in time;
         ClientGoneError."""
         limits = self._service.limits
+        if _stated(self._request) > limits.body_bytes:
+            raise _too_large(limits.body_bytes)
         try:
             async with asyncio.timeout(limits.body_s):
-                return await self.unless_stopped(_body(self._request, limits.body_bytes))
+                return await self.unless_stopped(self._body(limits.body_bytes))
         except TimeoutError as error:
             text = f"the request's body was not complete within {limits.body_s:g} s"
             raise ApiError(408, text, code="slow_request") from error
+
+    async def _body(self, most: int) -> bytearray:
+        body = bytearray()
+        try:
+            async for part in self._request.stream():
+                self.held.add(len(part))
+                body += part
+                if len(body) > most:
+                    raise _too_large(most)
+        except ClientDisconnect as error:
+            raise ClientGoneError("the client has gone") from error
+        return body
 
     def begin(self, wanted: EngineRequest) -> Exchange:
         """The answers begin. Raises QueueFullError, or what the request was stopped with."""
         if self._stopped.done():
             self._stopped.result()
-        self._exchange = Exchange(self._service, self.record, wanted)
+        self._exchange = Exchange(self._service, self.record, wanted, lambda got: self.held.add_results((got,)))
         self._watch = asyncio.create_task(self._watch_client())
         return self._exchange
 
@@ -139,17 +161,12 @@ def _late(limit: float) -> ApiError:
     )
 
 
-async def _body(request: Request, most: int) -> bytes:
-    body = bytearray()
-    try:
-        async for part in request.stream():
-            body += part
-            if len(body) > most:
-                raise ApiError(
-                    413,
-                    f"the body has more than {most} bytes; send shorter prompts, or fewer at once",
-                    code="too_large",
-                )
-    except ClientDisconnect as error:
-        raise ClientGoneError("the client has gone") from error
-    return bytes(body)
+def _stated(request: Request) -> int:
+    """The length of its body, as its headers have it. 0: they do not say."""
+    length = request.headers.get("content-length", "")
+    return int(length) if length.isascii() and length.isdigit() else 0
+
+
+def _too_large(most: int) -> ApiError:
+    text = f"the body has more than {most} bytes (--body-size); send shorter prompts, or fewer at once"
+    return ApiError(413, text, code="too_large")

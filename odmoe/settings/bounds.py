@@ -25,3 +25,17 @@ def check_experts(layers: int, experts: int) -> None:
             f"--experts is {experts} with {layers} layers, {layers * experts:,} together; "
             f"allowed: 1 to {MAX_SLOTS // layers}"
         )
+
+
+LEAST_TEMPERATURE, MOST_TEMPERATURE = 1e-4, 1e6
+"""Beside 0. Logits that are divided by less or more may not be numbers any more, in float32."""
+LEAST_PENALTY, MOST_PENALTY = 1e-4, 1e4
+"""Of repetition, for the same reason."""
+TEMPERATURES = f"a number of at least 0: 0 itself, or {LEAST_TEMPERATURE:g} to {MOST_TEMPERATURE:,.0f}"
+
+
+def check_temperature(temperature: float) -> float:
+    """Raises ValueError."""
+    if temperature != 0 and not LEAST_TEMPERATURE <= temperature <= MOST_TEMPERATURE:
+        raise ValueError(f"it is {temperature:g}; allowed: {TEMPERATURES}")
+    return temperature

@@ -13,16 +13,22 @@ from pydantic import BeforeValidator, Field
 from odmoe.settings.settings import Settings
 from odmoe.settings.sources import API_KEY
 from odmoe.settings.table import Count, Number, Table, count, flag, one_of, setting
-from odmoe.settings.units import parse_address
+from odmoe.settings.units import SIZE, parse_address, parse_bytes
 from scheduler.errors import ConfigError
 
 ADDRESS = "HOST:PORT, such as 127.0.0.1:8000; port 0: any that is free"
+MOST_CONNECTIONS = 60_000
 LEAST_KEY = 16
 """Characters of an API key: a shorter one can be guessed."""
 
 
 def _address(text: Any) -> str:
     parse_address(str(text), least=0)
+    return str(text)
+
+
+def _size(text: Any) -> str:
+    parse_bytes(text)
     return str(text)
 
 
@@ -77,6 +83,28 @@ class ServeSettings(Table):
         "Seconds that answers under way have left after SIGTERM or Ctrl-C",
         heading="Service",
         ge=0,
+    )
+    connections: Count | None = count(
+        None,
+        "Connections at once (default: 512, and one for each of --parallel and --queue)",
+        heading="Service",
+        most=MOST_CONNECTIONS,
+    )
+    address_connections: Count | None = count(
+        None,
+        "Connections at once from one address (default: 256, and one for each of --parallel and --queue)",
+        heading="Service",
+        most=MOST_CONNECTIONS,
+    )
+    body_size: Annotated[str, BeforeValidator(_size)] = setting(
+        "16MiB", SIZE, "Most bytes of a request's body (default: 16MiB)", heading="Service", metavar="SIZE"
+    )
+    request_memory: Annotated[str, BeforeValidator(_size)] = setting(
+        "256MiB",
+        SIZE,
+        "Memory of all requests' bodies, prompts and waiting results; who has most gives way (default: 256MiB)",
+        heading="Service",
+        metavar="SIZE",
     )
     log_format: str = one_of("text", ("text", "json"), "Lines about requests", heading="Service")
 

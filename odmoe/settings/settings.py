@@ -7,9 +7,9 @@ import os
 from collections.abc import Callable
 from typing import Annotated, Any
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
-from odmoe.settings.bounds import check_slots
+from odmoe.settings.bounds import LEAST_PENALTY, MOST_PENALTY, TEMPERATURES, check_slots, check_temperature
 from odmoe.settings.system_settings import SystemSettings, chosen_by_preset
 from odmoe.settings.table import Count, Number, count, declared, flag, one_of, setting
 from odmoe.settings.units import (
@@ -240,14 +240,8 @@ class Settings(SystemSettings):
     )
 
     max_new_tokens: Count = count(128, "Maximum number of tokens", "-n", heading="Sampling", common=True)
-    temperature: Number | None = setting(
-        None,
-        "a number of at least 0",
-        "Temperature (default: 0, greedy)",
-        "--temp",
-        heading="Sampling",
-        common=True,
-        ge=0,
+    temperature: Annotated[Number, AfterValidator(check_temperature)] | None = setting(
+        None, TEMPERATURES, "Temperature (default: 0, greedy)", "--temp", heading="Sampling", common=True
     )
     ctx_size: Count | None = count(
         None,
@@ -269,10 +263,11 @@ class Settings(SystemSettings):
     )
     repetition_penalty: Number | None = setting(
         None,
-        "a number above 0",
+        f"a number from {LEAST_PENALTY:g} to {MOST_PENALTY:g}",
         "Divisor of the scores of tokens that occurred before; 1: off",
         heading="Sampling",
-        gt=0,
+        ge=LEAST_PENALTY,
+        le=MOST_PENALTY,
     )
     seed: Count | None = setting(
         None,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -18,6 +19,8 @@ from pydantic import (
 )
 
 from odmoe.serve.api_error import ApiError
+from odmoe.serve.bounds.json_size import check_json_size
+from odmoe.settings.bounds import LEAST_PENALTY, MOST_PENALTY, check_temperature
 from scheduler.unknown_names import nearest
 
 MOST_LOGPROBS = 20
@@ -48,6 +51,10 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
 MOST_STOPS, MOST_STOP_CHARACTERS = 64, 1024
 """Stop texts of a request, and characters of each: every token is compared with them."""
 MOST_BIASES = 4096
+MOST_SCHEMA = 256 << 10
+"""Characters of a JSON schema: for each answer a parser is made of it."""
+MOST_NAME = 100
+"""Characters of a field's name that are repeated to a client."""
 
 
 def _stop(given: Any) -> tuple[str, ...]:
@@ -105,6 +112,17 @@ Model = TypeVar("Model", bound="AnswerRequest")
 class Strict(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
 
+    @model_validator(mode="before")
+    @classmethod
+    def _with_one_stranger(cls, given: Any) -> Any:
+        """pydantic notes an error for each field that it does not know; one is enough."""
+        if not isinstance(given, dict):
+            return given
+        known = {field.alias or name for name, field in cls.model_fields.items()}
+        strangers = (name for name in given if name not in known)
+        kept = known.union(itertools.islice(strangers, 1))
+        return {name: given[name] for name in given if name in kept}
+
 
 class StreamOptions(Strict):
     include_usage: bool = False
@@ -124,6 +142,8 @@ class ResponseFormat(Strict):
 
     @model_validator(mode="after")
     def _has_its_schema(self) -> ResponseFormat:
+        if len(self.text or "") > MOST_SCHEMA:
+            raise ValueError(f"the schema has {len(self.text or '')} characters; allowed: {MOST_SCHEMA}")
         if (self.type == "json_schema") != (self.json_schema is not None):
             raise ValueError("json_schema belongs to type json_schema, and only to it")
         return self
@@ -136,16 +156,6 @@ class ResponseFormat(Strict):
         return json.dumps({"type": "object"}) if self.type == "json_object" else None
 
 
-LEAST_TEMPERATURE = 1e-4
-
-
-def _divides(temperature: float) -> float:
-    """Logits divided by less may not be numbers any more."""
-    if 0 < temperature < LEAST_TEMPERATURE:
-        raise ValueError(f"it is {temperature:g}; allowed: 0, or a number from {LEAST_TEMPERATURE:g}")
-    return temperature
-
-
 class AnswerRequest(Strict):
     """What both APIs have. None: not given."""
 
@@ -154,7 +164,7 @@ class AnswerRequest(Strict):
     stream_options: StreamOptions | None = None
     stop: Stops = ()
     seed: Annotated[int, Field(ge=0, lt=1 << 63)] | None = None
-    temperature: Annotated[float, Field(ge=0, allow_inf_nan=False), AfterValidator(_divides)] | None = None
+    temperature: Annotated[float, AfterValidator(check_temperature)] | None = None
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
     max_tokens: Annotated[int, Field(ge=0)] | None = None
     presence_penalty: Annotated[float, Field(ge=-2, le=2)] = 0.0
@@ -164,7 +174,7 @@ class AnswerRequest(Strict):
     response_format: ResponseFormat | None = None
     # Not OpenAI's own: as the settings of these names.
     top_k: Annotated[int, Field(ge=0)] | None = None
-    repetition_penalty: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
+    repetition_penalty: Annotated[float, Field(ge=LEAST_PENALTY, le=MOST_PENALTY)] | None = None
     ignore_eos: bool = False
 
     @model_validator(mode="after")
@@ -234,10 +244,11 @@ class ChatRequest(AnswerRequest):
         return self.tools if self.tool_choice == "auto" else []
 
 
-def parse(kind: type[Model], body: bytes) -> Model:
+def parse(kind: type[Model], body: bytes | bytearray) -> Model:
     """The request in a body. Raises ApiError."""
+    check_json_size(body)
     try:
-        given = json.loads(body)
+        given = json.loads(str(body, "utf-8-sig"))
     except (ValueError, RecursionError) as error:  # of its encoding too
         raise ApiError(400, f"the body is not JSON: {error}", code="invalid_json") from error
     if not isinstance(given, dict):
@@ -257,8 +268,8 @@ def parse(kind: type[Model], body: bytes) -> Model:
 def _explained(error: ValidationError, kind: type[BaseModel]) -> ApiError:
     """The first fault, in a sentence."""
     first = error.errors(include_url=False, include_context=False)[0]
-    place = ".".join(str(part) for part in first["loc"]) or None
-    name = str(first["loc"][0]) if first["loc"] else None
+    place = ".".join(str(part)[:MOST_NAME] for part in first["loc"]) or None
+    name = str(first["loc"][0])[:MOST_NAME] if first["loc"] else None
     if first["type"] == "extra_forbidden":
         near = nearest(place, kind.model_fields) if len(first["loc"]) == 1 else ""
         text = f"{place} is not a parameter that is known here{near}{' Or' if near else ';'} leave it out"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -137,3 +138,28 @@ def test_a_client_that_does_not_read_holds_no_drain_up(
         stopped(served, stops)
         assert ended(served) == [0]
         until(lambda: is_idle(served))
+
+
+def test_a_main_node_that_is_gone_for_good_ends_the_service(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And one that may come back does not."""
+    from odmoe.serve import start
+    from scheduler.errors import ClusterError, LinkError
+
+    monkeypatch.setattr(start, "GONE_S", 0.05)
+    lasting, own = start._LostMainNode(True), start._LostMainNode(False)
+    with serving(model) as served:
+        lasting.server = own.server = served.server
+        gone = LinkError("the main node died")
+        for _ in range(3):
+            lasting.look(gone)
+            time.sleep(0.06)
+        for error in (gone, None, gone, ClusterError("slow"), gone):
+            own.look(error)
+            time.sleep(0.06)
+        assert httpx2.get(f"{served.url}/health").status_code == 200
+        raised: list[BaseException | None] = []
+        monkeypatch.setattr(threading, "excepthook", lambda found: raised.append(found.exc_value))
+        own.look(gone)
+        until(lambda: bool(raised))
+    assert isinstance(raised[0], ClusterError)
+    assert "the main node died" in str(raised[0])

@@ -8,10 +8,11 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import httpx2
+import openai
 import pytest
 
 from odmoe.serve import status
-from scheduler.errors import MainNodeLostError
+from scheduler.errors import CorruptStoreError, MainNodeLostError
 from support.machines.http_service import WAIT_S, Served, serving, until
 
 if TYPE_CHECKING:
@@ -55,6 +56,35 @@ def test_lost_workers(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     assert ready(served)[0] == 200
     monkeypatch.setattr(served.service.model.cluster, "figures", lambda: without(*workers))
     assert ready(served) == (503, {"status": "not ready", "why": "every worker is lost"})
+
+
+def test_answers_that_fail(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As with a damaged store. One that is wrong alone changes nothing."""
+    from odmoe.api.text_answer import TextAnswer
+
+    monkeypatch.setattr(status, "TRIAL_S", 0.0)
+    whole, broken = TextAnswer._read, [True]
+
+    def read(self: Any, tried: Any, tokenizer: Any, prompt: list[int], *more: Any) -> Any:
+        if broken[0] or len(prompt) < 5:
+            raise CorruptStoreError("/home/somebody/store: experts.bin is damaged")
+        yield from whole(self, tried, tokenizer, prompt, *more)
+
+    def ask() -> None:
+        served.client().completions.create(model="demo-moe", prompt="a", max_tokens=1)
+
+    monkeypatch.setattr(TextAnswer, "_read", read)
+    assert ready(served)[0] == 200
+    with pytest.raises(openai.InternalServerError):
+        ask()
+    why = "answers fail; the server's log has the cause"
+    assert ready(served) == (503, {"status": "not ready", "why": why})
+    assert ready(served)[0] == 503
+    broken[0] = False
+    until(lambda: ready(served)[0] == 200)
+    with pytest.raises(openai.InternalServerError):
+        ask()
+    until(lambda: ready(served)[0] == 200)
 
 
 def test_however_many_ask_the_cluster_is_asked_once_and_requests_are_answered(

@@ -225,7 +225,7 @@ GIVEN: dict[str, st.SearchStrategy[Any]] = {
     "slots": st.integers(1, 9),
     "align_kv": st.integers(0, 9),
     "shadow": st.sampled_from(["fp16", "int8", "nf4", "none"]),
-    "temperature": st.floats(0, 9),
+    "temperature": st.just(0.0) | st.floats(1e-4, 9),
     "top_p": st.floats(0.01, 1),
     "seed": st.integers(0, 2**63 - 1),
     "chat": st.booleans(),
