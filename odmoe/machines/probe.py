@@ -33,6 +33,7 @@ STORES = os.path.join(OURS, "stores")
 SESSION = re.compile(r"(/[^\0=, ]*/session_[0-9_-]+/)")  # the folder of a Ray's sockets and logs
 ASK_S, KILL_S = 5.0, 5.0  # of each round
 CONNECT_S = 1.0
+SETTINGS = b"\0\0\0\4\0\0\0\0\0"  # the first frame that each end of HTTP/2 sends, empty
 ABANDONED_S = 24 * 3600.0  # after so long nobody waits for an `odmoe up`
 
 
@@ -293,11 +294,17 @@ def why_held(claim, ours):
     if is_at_work(claim):
         return "its odmoe up is at work, or was cut off"
     address, _, port = claim.get("head", "").rpartition(":")
-    if address and claim.get("address") != address:
-        with contextlib.suppress(OSError, ValueError):
-            socket.create_connection((address, int(port)), CONNECT_S).close()
-            return "its head answers at " + claim["head"]
+    if address and claim.get("address") != address and speaks_grpc(address, port):
+        return "its head answers at " + claim["head"]
     return ""
+
+
+def speaks_grpc(address, port):
+    """Whether HTTP/2 is spoken there, as Ray's head does. Others may listen at its port, or accept every connection."""
+    with contextlib.suppress(OSError, ValueError), socket.create_connection((address, int(port)), CONNECT_S) as link:
+        link.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + SETTINGS)
+        return link.recv(9)[3:4] == SETTINGS[3:4]
+    return False
 
 
 def is_at_work(claim):

@@ -46,7 +46,7 @@ def start(ssh: LocalSsh, tmp_path: Path) -> Iterator[Start]:
         program = tmp_path / "programs" / name
         program.parent.mkdir(exist_ok=True)
         if not program.exists():  # the kernel names a process after its script
-            program.write_text(f"#!{shutil.which('sh')}\nwhile :; do sleep 0.2; done\n")
+            program.write_text(f"#!{shutil.which('python3', path='/usr/bin')} -S\nimport time; time.sleep(600)\n")
             program.chmod(0o755)
         mark = {"RAY_AUTH_TOKEN_PATH": f"{home}/odmoe/keys/ray_token"} if marked else {}
         running.append(

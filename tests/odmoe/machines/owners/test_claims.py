@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 import re
+import socket
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import grpc
 import pytest
 
 from odmoe.machines.cluster_file import ClusterFile
@@ -85,16 +88,26 @@ def test_an_up_that_was_killed_a_day_ago_holds_nothing(ssh: LocalSsh, lab: Clust
 
 def test_a_host_whose_cluster_lives_elsewhere_is_held(ssh: LocalSsh, lab: ClusterFile, office: ClusterFile) -> None:
     """It was restarted, and its head is about to start Ray on it again."""
-    import socket
-
     Claims(lab, LAB).make(ssh, "mixtral", take_over=False)
     Claims(lab, LAB).settle(ssh, "mixtral")
-    with socket.create_server(("127.0.0.1", 0)) as head:
-        change_owner(ssh, lab, head=f"127.0.0.1:{head.getsockname()[1]}")
-        _, failed = Claims(office, OFFICE).make(ssh, "qwen", take_over=False)
-        assert len(failed) == 3
-        assert "(its head answers at 127.0.0.1:" in str(failed["10.9.0.1"])
+    head = grpc.server(ThreadPoolExecutor(1))
+    change_owner(ssh, lab, head=f"127.0.0.1:{head.add_insecure_port('127.0.0.1:0')}")
+    head.start()
+    _, failed = Claims(office, OFFICE).make(ssh, "qwen", take_over=False)
+    assert len(failed) == 3
+    assert "(its head answers at 127.0.0.1:" in str(failed["10.9.0.1"])
+    head.stop(None).wait()
     assert Claims(office, OFFICE).make(ssh, "qwen", take_over=False)[1] == {}
+
+
+def test_what_listens_at_the_port_of_a_head_need_not_be_one(
+    ssh: LocalSsh, lab: ClusterFile, office: ClusterFile
+) -> None:
+    Claims(lab, LAB).make(ssh, "mixtral", take_over=False)
+    Claims(lab, LAB).settle(ssh, "mixtral")
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        change_owner(ssh, lab, head=f"127.0.0.1:{silent.getsockname()[1]}")
+        assert Claims(office, OFFICE).make(ssh, "qwen", take_over=False)[1] == {}
 
 
 def test_of_many_claims_at_once_one_wins(ssh: LocalSsh, lab: ClusterFile) -> None:
@@ -160,7 +173,7 @@ def test_another_cluster_s_processes_are_not_ended(ssh: LocalSsh, lab: ClusterFi
         assert (found["stopped"], found["owner"]["cluster"]) == ([], "lab")
     assert process.poll() is None
     assert owner(ssh, "10.9.0.1")["id"] == LAB
-    assert stop_processes(ssh, host, LAB, release=True)["stopped"] == ["sleep", "worker"]
+    assert stop_processes(ssh, host, LAB, release=True)["stopped"] == ["worker"]
     assert not (ssh.home("10.9.0.1") / "odmoe" / "owner.json").exists()
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import getpass
 import os
 import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -30,19 +31,20 @@ def session(tmp_path: Path) -> Path:
 def test_a_process_whose_environment_is_overwritten_is_found(
     ssh: LocalSsh, lab: ClusterFile, start: Any, session: Path
 ) -> None:
-    """Titles overwrite it. One was started by the raylet, the other's parent has ended; both write to Ray's logs."""
+    """Titles overwrite it. One writes to Ray's logs, the other has a parent that is known."""
     with (session / "agent.out").open("w") as log:
         raylet = start("10.9.0.1", "raylet", f"--raylet_socket_name={session.parent}/sockets/raylet")
         agent = start("10.9.0.1", "ray-agent", marked=False, stdout=log)
     stranger = start("10.9.0.1", "ray-other", marked=False)
-    asked = start("10.9.0.1", "sh-parent")  # its `sleep` has the mark; one that it starts without is its child
-    found = probe(ssh, lab.hosts[0])["processes"]
-    assert {"raylet", "ray-agent", "sh-parent"} <= {*found}
-    assert "ray-other" not in found
+    code = "import subprocess, time; subprocess.Popen(['sleep', '600'], env={}); time.sleep(600)"
+    mark = {"RAY_AUTH_TOKEN_PATH": f"{ssh.home('10.9.0.1')}/odmoe/keys/ray_token"}
+    parent = subprocess.Popen([sys.executable, "-S", "-c", code], env=mark)
+    wanted = ["python -c", "ray-agent", "raylet", "sleep"]
+    wait_until(lambda: probe(ssh, lab.hosts[0])["processes"] == wanted, "all have started")
     done = stop_processes(ssh, lab.hosts[0], None, release=True)
     assert done["left"] == []
-    assert "ray-agent" in done["stopped"]
-    for process in (raylet, agent, asked):
+    assert done["stopped"] == wanted
+    for process in (raylet, agent, parent):
         process.wait(30)
     assert stranger.poll() is None
 
