@@ -42,9 +42,9 @@ def status(file: Path, watch: bool = False, as_json: bool = False) -> bool:
             table, found = _look(ssh, cluster, console)
             if console.is_terminal and not as_json:
                 console.print(table.drawn(console.width))
-                print(_error(found), end="", flush=True)
+                print(_below(found), end="", flush=True)
             else:
-                print(json.dumps(found) if as_json else f"{table.plain()}\n{_error(found)}".rstrip("\n"), flush=True)
+                print(json.dumps(found) if as_json else f"{table.plain()}\n{_below(found)}".rstrip("\n"), flush=True)
             if not watch:
                 return bool(found["ready"])
             time.sleep(EVERY_S)
@@ -126,5 +126,8 @@ def _own(facts: dict[str, Any], row: Row, own: str | None) -> Row:
     }
 
 
-def _error(found: dict[str, Any]) -> str:
-    return f"head: {found['error']['type']}: {found['error']['message']}\n" if found["error"] else ""
+def _below(found: dict[str, Any]) -> str:
+    """The head's error, and whose the hosts are, by the first that says so."""
+    error = f"head: {found['error']['type']}: {found['error']['message']}\n" if found["error"] else ""
+    owner = next((row["owner"] for row in found["hosts"] if row["state"] != "occupied" and row.get("owner")), None)
+    return error + (f"owner: {described(owner)}\n" if owner else "")

@@ -13,7 +13,7 @@ from pathlib import Path
 from checkpoint.hub import find_model
 from checkpoint.manifest import MANIFEST
 from checkpoint.sharding.source import open_source
-from odmoe.api.checks import check_early
+from odmoe.clusters.host_place import hosted
 from odmoe.machines.cluster_file import ClusterFile, read_cluster_file
 from odmoe.machines.head import Head
 from odmoe.machines.home import cluster_dir, cluster_id, only_one, write_token
@@ -38,6 +38,7 @@ from odmoe.settings.settings import Settings
 from odmoe.stores import prepare_store
 from odmoe.terminal import Terminal
 from scheduler.errors import ConfigError, HostError, LaunchError, LinkError, ODMoEError
+from scheduler.timing.profile import find_profile
 
 SILENT_S = 60.0
 """A node that has sent nothing for this long is shown as silent."""
@@ -86,7 +87,7 @@ def up(file: Path, settings: Settings, terminal: Terminal, timeout_s: float = 30
     for host in cluster.hosts:
         settings.but(**host.settings)  # a host's own may not go with those of all
     _check_model(settings.model)
-    check_early(settings)
+    hosted(settings, None if settings.profile is None else find_profile(settings.profile))
     folder = cluster_dir(cluster.name)
     with only_one(folder), Ssh.of(cluster, folder) as ssh:
         work = _BringUp(ssh, cluster, folder, settings, terminal)
@@ -166,9 +167,11 @@ class _BringUp:
 
     def _claim(self, store: Path, take_over: bool) -> None:
         """Make all hosts this cluster's, and end what another cluster runs on those that are taken over."""
-        taken, failed = self._claims.make(self._ssh, store.name, take_over)
-        self._give_up(failed, "not to be had")
         self.reached = Reached.COPIES
+        taken, failed = self._claims.make(self._ssh, store.name, take_over)
+        if failed:
+            self.reached = Reached.CHECKS
+        self._give_up(failed, "not to be had")
         for address, owner in taken.items():
             held = owner["held"] or "nothing of it runs"
             self._say(f"{self._cluster.find(address).name} ({address}): taken from {described(owner)}; {held}")
