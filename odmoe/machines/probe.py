@@ -33,6 +33,7 @@ STORES = os.path.join(OURS, "stores")
 SESSION = re.compile(r"(/[^\0=, ]*/session_[0-9_-]+/)")  # the folder of a Ray's sockets and logs
 ASK_S, KILL_S = 5.0, 5.0  # of each round
 CONNECT_S = 1.0
+NAMED = 2  # processes in a message
 SETTINGS = b"\0\0\0\4\0\0\0\0\0"  # the first frame that each end of HTTP/2 sends, empty
 ABANDONED_S = 24 * 3600.0  # after so long nobody waits for an `odmoe up`
 
@@ -288,9 +289,11 @@ def owner(ours):
 
 
 def why_held(claim, ours):
-    running = sorted({*names(ours)} - {ASKED})
+    running = [name for name in names(ours) if name != ASKED]
     if running:
-        return "it runs here: " + ", ".join(running)
+        running.sort(key=lambda name: name not in ("raylet", "gcs_server"))
+        more = f" and {len(running) - NAMED} more" if len(running) > NAMED else ""
+        return "it runs here: " + ", ".join(running[:NAMED]) + more
     if is_at_work(claim):
         return "its odmoe up is at work, or was cut off"
     address, _, port = claim.get("head", "").rpartition(":")

@@ -14,7 +14,7 @@ from odmoe.machines.owners.claims import Claims
 from scheduler.errors import ConfigError, LaunchError
 from support.machines.local_hosts import LocalSsh, local_cluster
 
-ADDRESSES = ("10.9.0.1", "10.9.0.2", "10.9.0.3")
+ADDRESSES = ("127.0.9.1", "127.0.9.2", "127.0.9.3")
 
 
 @pytest.fixture
@@ -39,16 +39,16 @@ def lab(tmp_path: Path, ssh: LocalSsh) -> ClusterFile:
 
 
 def test_stores_are_listed_with_sizes(lab: ClusterFile, ssh: LocalSsh, capsys: pytest.CaptureFixture[str]) -> None:
-    (ssh.home("10.9.0.1") / "odmoe" / "stores" / "old" / "manifest.json").unlink()
+    (ssh.home("127.0.9.1") / "odmoe" / "stores" / "old" / "manifest.json").unlink()
     module.list_stores(lab.path)
     head, *lines = [line.split(maxsplit=3) for line in capsys.readouterr().out.splitlines()]
     assert head[:3] == ["host", "address", "store"]
     assert [line[:3] for line in lines] == [
-        ["main", "10.9.0.1", "old"],
-        ["shadow", "10.9.0.2", "new"],
-        ["shadow", "10.9.0.2", "old"],
-        ["worker-0", "10.9.0.3", "new"],
-        ["worker-0", "10.9.0.3", "old"],
+        ["main", "127.0.9.1", "old"],
+        ["shadow", "127.0.9.2", "new"],
+        ["shadow", "127.0.9.2", "old"],
+        ["worker-0", "127.0.9.3", "new"],
+        ["worker-0", "127.0.9.3", "old"],
     ]
     assert lines[0][3] == "1.5 MB  unfinished; not in use"
     module.list_stores(lab.path, as_json=True)
@@ -71,7 +71,7 @@ def test_another_cluster_s_hosts_keep_theirs(lab: ClusterFile, ssh: LocalSsh) ->
     Claims(lab, "another").make(ssh, "new", take_over=False)
     with pytest.raises(LaunchError, match="not every store"):
         module.remove_stores(lab.path, ["old"])
-    assert (ssh.home("10.9.0.1") / "odmoe" / "stores" / "old" / "layer").exists()
+    assert (ssh.home("127.0.9.1") / "odmoe" / "stores" / "old" / "layer").exists()
 
 
 def test_names_that_are_none(lab: ClusterFile, ssh: LocalSsh) -> None:

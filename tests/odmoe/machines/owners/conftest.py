@@ -16,7 +16,7 @@ import pytest
 from odmoe.machines.cluster_file import ClusterFile
 from support.machines.local_hosts import LocalSsh, local_cluster
 
-ADDRESSES = ("10.9.0.1", "10.9.0.2", "10.9.0.3")
+ADDRESSES = ("127.0.9.1", "127.0.9.2", "127.0.9.3")
 Start = Callable[..., subprocess.Popen[bytes]]
 
 

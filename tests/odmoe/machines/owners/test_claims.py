@@ -36,11 +36,11 @@ def change_owner(ssh: LocalSsh, cluster: ClusterFile, **changes: Any) -> None:
 def test_a_host_says_whose_it_is(ssh: LocalSsh, lab: ClusterFile) -> None:
     claims = Claims(lab, LAB)
     assert claims.make(ssh, "mixtral", take_over=False) == ({}, {})
-    found = owner(ssh, "10.9.0.2")
+    found = owner(ssh, "127.0.9.2")
     assert (found["id"], found["cluster"], found["file"]) == (LAB, "lab", str(lab.path))
-    assert (found["launcher"], found["head"], found["launching"]) == (module.launcher(), "10.9.0.1:6379", True)
+    assert (found["launcher"], found["head"], found["launching"]) == (module.launcher(), "127.0.9.1:6379", True)
     claims.settle(ssh, "mixtral")
-    assert owner(ssh, "10.9.0.2") == found | {"launching": False}
+    assert owner(ssh, "127.0.9.2") == found | {"launching": False}
     facts = probe(ssh, lab.hosts[1])
     assert other_owner(facts, LAB) is None
     text = described(other_owner(facts, OFFICE) or {})
@@ -54,21 +54,21 @@ def test_another_cluster_is_refused_while_anything_runs_or_is_begun(
     lab_claims.make(ssh, "mixtral", take_over=False)
     _, failed = office_claims.make(ssh, "qwen", take_over=False)
     assert len(failed) == 3
-    assert "main (10.9.0.1): it belongs to the cluster lab of " in str(failed["10.9.0.1"])
-    assert "its odmoe up is at work" in str(failed["10.9.0.1"])
+    assert "main (127.0.9.1): it belongs to the cluster lab of " in str(failed["127.0.9.1"])
+    assert "its odmoe up is at work" in str(failed["127.0.9.1"])
     lab_claims.settle(ssh, "mixtral")
-    start("10.9.0.2", "raylet")
-    before = {address: owner(ssh, address) for address in ("10.9.0.1", "10.9.0.2")}
+    start("127.0.9.2", "raylet")
+    before = {address: owner(ssh, address) for address in ("127.0.9.1", "127.0.9.2")}
     _, failed = office_claims.make(ssh, "qwen", take_over=False)
-    assert list(failed) == ["10.9.0.2"]
-    assert "(it runs here: raylet)" in str(failed["10.9.0.2"])
-    assert owner(ssh, "10.9.0.2") == before["10.9.0.2"]
-    for address in ("10.9.0.1", "10.9.0.3"):  # all or none
+    assert list(failed) == ["127.0.9.2"]
+    assert "(it runs here: raylet)" in str(failed["127.0.9.2"])
+    assert owner(ssh, "127.0.9.2") == before["127.0.9.2"]
+    for address in ("127.0.9.1", "127.0.9.3"):  # all or none
         assert not (ssh.home(address) / "odmoe" / "owner.json").exists()
     taken, failed = office_claims.make(ssh, "qwen", take_over=True)
-    assert (list(taken), failed) == (["10.9.0.2"], {})
-    assert taken["10.9.0.2"]["held"] == "it runs here: raylet"
-    assert owner(ssh, "10.9.0.2")["cluster"] == "office"
+    assert (list(taken), failed) == (["127.0.9.2"], {})
+    assert taken["127.0.9.2"]["held"] == "it runs here: raylet"
+    assert owner(ssh, "127.0.9.2")["cluster"] == "office"
 
 
 def test_a_claim_of_which_nothing_runs_is_taken_and_told(ssh: LocalSsh, lab: ClusterFile, office: ClusterFile) -> None:
@@ -82,7 +82,7 @@ def test_a_claim_of_which_nothing_runs_is_taken_and_told(ssh: LocalSsh, lab: Clu
 
 def test_an_up_that_was_killed_a_day_ago_holds_nothing(ssh: LocalSsh, lab: ClusterFile, office: ClusterFile) -> None:
     Claims(lab, LAB).make(ssh, "mixtral", take_over=False)
-    change_owner(ssh, lab, since=owner(ssh, "10.9.0.1")["since"] - 24 * 3600)
+    change_owner(ssh, lab, since=owner(ssh, "127.0.9.1")["since"] - 24 * 3600)
     assert Claims(office, OFFICE).make(ssh, "qwen", take_over=False)[1] == {}
 
 
@@ -95,7 +95,7 @@ def test_a_host_whose_cluster_lives_elsewhere_is_held(ssh: LocalSsh, lab: Cluste
     head.start()
     _, failed = Claims(office, OFFICE).make(ssh, "qwen", take_over=False)
     assert len(failed) == 3
-    assert "(its head answers at 127.0.0.1:" in str(failed["10.9.0.1"])
+    assert "(its head answers at 127.0.0.1:" in str(failed["127.0.9.1"])
     head.stop(None).wait()
     assert Claims(office, OFFICE).make(ssh, "qwen", take_over=False)[1] == {}
 
@@ -126,7 +126,7 @@ def test_of_many_claims_at_once_one_wins(ssh: LocalSsh, lab: ClusterFile) -> Non
         thread.start()
     for thread in threads:
         thread.join()
-    assert won == [owner(ssh, "10.9.0.1")["id"]]
+    assert won == [owner(ssh, "127.0.9.1")["id"]]
 
 
 def test_a_second_launcher_of_the_same_cluster_waits_for_the_first(
@@ -138,22 +138,22 @@ def test_a_second_launcher_of_the_same_cluster_waits_for_the_first(
     assert first.make(ssh, "mixtral", take_over=False) == ({}, {})  # again from here, after a kill
     monkeypatch.setattr(module, "launcher", lambda: "bob@desk")
     _, failed = Claims(lab, LAB).make(ssh, "mixtral", take_over=False)
-    assert "its odmoe up is at work" in str(failed["10.9.0.1"])
+    assert "its odmoe up is at work" in str(failed["127.0.9.1"])
     first.settle(ssh, "mixtral")
     assert Claims(lab, LAB).make(ssh, "mixtral", take_over=False) == ({}, {})
-    assert owner(ssh, "10.9.0.1")["launcher"] == "bob@desk"
+    assert owner(ssh, "127.0.9.1")["launcher"] == "bob@desk"
 
 
 def test_a_cluster_without_a_claim_is_known_by_its_token(ssh: LocalSsh, lab: ClusterFile, start: Any) -> None:
     """Launched by `ray up` alone, or by an older version."""
-    keys = ssh.home("10.9.0.1") / "odmoe" / "keys"
+    keys = ssh.home("127.0.9.1") / "odmoe" / "keys"
     keys.mkdir(parents=True)
     (keys / "ray_token").write_text("another's")
     assert other_owner(probe(ssh, lab.hosts[0]), LAB) is None  # nothing runs
-    start("10.9.0.1", "raylet")
+    start("127.0.9.1", "raylet")
     assert "a cluster that has left no name" in described(other_owner(probe(ssh, lab.hosts[0]), LAB) or {})
     _, failed = Claims(lab, LAB).make(ssh, "mixtral", take_over=False)
-    assert list(failed) == ["10.9.0.1"]
+    assert list(failed) == ["127.0.9.1"]
 
 
 def test_a_damaged_claim_is_none(ssh: LocalSsh, lab: ClusterFile) -> None:
@@ -166,15 +166,15 @@ def test_a_damaged_claim_is_none(ssh: LocalSsh, lab: ClusterFile) -> None:
 
 def test_another_cluster_s_processes_are_not_ended(ssh: LocalSsh, lab: ClusterFile, start: Any) -> None:
     Claims(lab, LAB).make(ssh, "mixtral", take_over=False)
-    process = start("10.9.0.1", "worker")
+    process = start("127.0.9.1", "worker")
     host = lab.hosts[0]
     for own in (OFFICE, None):
         found = stop_processes(ssh, host, own, release=True)
         assert (found["stopped"], found["owner"]["cluster"]) == ([], "lab")
     assert process.poll() is None
-    assert owner(ssh, "10.9.0.1")["id"] == LAB
+    assert owner(ssh, "127.0.9.1")["id"] == LAB
     assert stop_processes(ssh, host, LAB, release=True)["stopped"] == ["worker"]
-    assert not (ssh.home("10.9.0.1") / "odmoe" / "owner.json").exists()
+    assert not (ssh.home("127.0.9.1") / "odmoe" / "owner.json").exists()
 
 
 def test_ray_s_own_launcher_keeps_off_another_cluster_s_host(ssh: LocalSsh, lab: ClusterFile) -> None:
@@ -189,8 +189,8 @@ def test_ray_s_own_launcher_keeps_off_another_cluster_s_host(ssh: LocalSsh, lab:
 def test_one_machine_at_two_addresses(ssh: LocalSsh, lab: ClusterFile) -> None:
     facts = {host.address: probe(ssh, host) for host in lab.hosts}
     assert list(same_machine(facts)) == []
-    facts["192.168.0.2"] = facts["10.9.0.2"]
-    assert list(same_machine(facts)) == [("10.9.0.2", "192.168.0.2")]
+    facts["192.168.0.2"] = facts["127.0.9.2"]
+    assert list(same_machine(facts)) == [("127.0.9.2", "192.168.0.2")]
 
 
 def test_another_ray_is_named() -> None:

@@ -33,11 +33,11 @@ def test_a_process_whose_environment_is_overwritten_is_found(
 ) -> None:
     """Titles overwrite it. One writes to Ray's logs, the other has a parent that is known."""
     with (session / "agent.out").open("w") as log:
-        raylet = start("10.9.0.1", "raylet", f"--raylet_socket_name={session.parent}/sockets/raylet")
-        agent = start("10.9.0.1", "ray-agent", marked=False, stdout=log)
-    stranger = start("10.9.0.1", "ray-other", marked=False)
+        raylet = start("127.0.9.1", "raylet", f"--raylet_socket_name={session.parent}/sockets/raylet")
+        agent = start("127.0.9.1", "ray-agent", marked=False, stdout=log)
+    stranger = start("127.0.9.1", "ray-other", marked=False)
     code = "import subprocess, time; subprocess.Popen(['sleep', '600'], env={}); time.sleep(600)"
-    mark = {"RAY_AUTH_TOKEN_PATH": f"{ssh.home('10.9.0.1')}/odmoe/keys/ray_token"}
+    mark = {"RAY_AUTH_TOKEN_PATH": f"{ssh.home('127.0.9.1')}/odmoe/keys/ray_token"}
     parent = subprocess.Popen([sys.executable, "-S", "-c", code], env=mark)
     wanted = ["python -c", "ray-agent", "raylet", "sleep"]
     wait_until(lambda: probe(ssh, lab.hosts[0])["processes"] == wanted, "all have started")
@@ -54,10 +54,10 @@ def test_a_title_that_ray_sets_does_not_hide_a_process(ssh: LocalSsh, lab: Clust
     code = (
         "import ray._raylet, time; ray._raylet.setproctitle('ray::DashboardAgent'); print(flush=True); time.sleep(600)"
     )
-    (ssh.home("10.9.0.1") / "odmoe").mkdir()
+    (ssh.home("127.0.9.1") / "odmoe").mkdir()
     python = ROOT / ".venv" / "bin" / "python"
     script = f'. {ROOT}/deploy/env.sh; PYTHONPATH= exec {python} -c "{code}"'
-    env = {"HOME": str(ssh.home("10.9.0.1")), "PATH": os.environ["PATH"]}
+    env = {"HOME": str(ssh.home("127.0.9.1")), "PATH": os.environ["PATH"]}
     with subprocess.Popen(["sh", "-c", script], env=env, stdout=subprocess.PIPE, start_new_session=True) as process:
         try:
             assert process.stdout is not None
@@ -70,9 +70,9 @@ def test_a_title_that_ray_sets_does_not_hide_a_process(ssh: LocalSsh, lab: Clust
 
 
 def test_another_ray_is_told_and_stays(ssh: LocalSsh, lab: ClusterFile, start: Any) -> None:
-    ours = start("10.9.0.1", "raylet", "--node_manager_port=6380")
-    other = start("10.9.0.1", "gcs_server", "--gcs_server_port=7777", marked=False)
-    elsewhere = start("10.9.0.2", "raylet")  # of this user's other home: another cluster of ours
+    ours = start("127.0.9.1", "raylet", "--node_manager_port=6380")
+    other = start("127.0.9.1", "gcs_server", "--gcs_server_port=7777", marked=False)
+    elsewhere = start("127.0.9.2", "raylet")  # of this user's other home: another cluster of ours
     rays = {ray["pid"]: ray for ray in probe(ssh, lab.hosts[0])["other_rays"]}
     assert ours.pid not in rays
     found = rays[other.pid]
@@ -86,12 +86,12 @@ def test_another_ray_is_told_and_stays(ssh: LocalSsh, lab: ClusterFile, start: A
 
 def test_ray_stop_on_a_host_ends_only_the_cluster_s(ssh: LocalSsh, lab: ClusterFile, start: Any) -> None:
     """Also in a cluster file from before, which says `ray stop`."""
-    home = ssh.home("10.9.0.1")
+    home = ssh.home("127.0.9.1")
     (home / "odmoe").mkdir()
     (home / "odmoe" / "code").symlink_to(ROOT)
-    other = start("10.9.0.1", "raylet", marked=False)
+    other = start("127.0.9.1", "raylet", marked=False)
     for command in ("! pgrep -x 'raylet|gcs_server' > /dev/null || ray stop --grace-period 5", "stop_cluster"):
-        ours = start("10.9.0.1", "raylet")
+        ours = start("127.0.9.1", "raylet")
         wait_until(lambda: probe(ssh, lab.hosts[0])["processes"], "it has started")
         ssh.run(lab.hosts[0], f". {ROOT}/deploy/env.sh; {command}", 60)
         ours.wait(30)
@@ -100,7 +100,7 @@ def test_ray_stop_on_a_host_ends_only_the_cluster_s(ssh: LocalSsh, lab: ClusterF
 
 def test_what_cannot_be_ended_is_named(ssh: LocalSsh, lab: ClusterFile, monkeypatch: pytest.MonkeyPatch) -> None:
     """As of another user: signals do not reach it."""
-    home = ssh.home("10.9.0.1")
+    home = ssh.home("127.0.9.1")
     source = (ROOT / "odmoe" / "machines" / "probe.py").read_text().partition('if __name__ == "__main__"')[0]
     script = source + "\nASK_S = KILL_S = 0.2\nos.kill = lambda *_: None\nprint(json.dumps(stop()))\n"
     mark = {"RAY_AUTH_TOKEN_PATH": f"{home}/odmoe/keys/ray_token"}
