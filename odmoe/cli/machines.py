@@ -19,11 +19,12 @@ Quiet = Annotated[bool, typer.Option("-q", "--quiet", help="Print errors only", 
 
 
 def add_commands(app: typer.Typer) -> None:
-    """`odmoe certs, up, status, down`."""
+    """`odmoe certs, up, status, down, host-stores`."""
     app.command()(certs)
     app.command(cls=SettingsCommand)(with_settings(Settings)(up))
     app.command()(status)
     app.command()(down)
+    app.command()(host_stores)
 
 
 def up(
@@ -45,6 +46,15 @@ def up(
             "--config", help="YAML file of settings, as for generate", rich_help_panel="Cluster", metavar="PATH"
         ),
     ] = None,
+    take_over: Annotated[
+        bool,
+        typer.Option(
+            "--take-over",
+            help="Also use hosts of other clusters, and end what these run there",
+            rich_help_panel="Cluster",
+            metavar="",
+        ),
+    ] = False,
     quiet: Quiet = False,
     debug: LibrariesDebug = False,
 ) -> None:
@@ -58,7 +68,7 @@ def up(
     from odmoe.terminal import Terminal
 
     settings = effective({**flags, "cluster": str(file)}, config).settings
-    bring_up(file, settings, Terminal(quiet, debug), timeout)
+    bring_up(file, settings, Terminal(quiet, debug), timeout, take_over)
 
 
 def status(
@@ -84,6 +94,27 @@ def down(file: File, quiet: Quiet = False, debug: LibrariesDebug = False) -> Non
     from odmoe.terminal import Terminal
 
     take_down(file, Terminal(quiet, debug))
+
+
+def host_stores(
+    file: File,
+    remove: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="A store to remove from every machine; repeatable. One in use stays",
+            show_default=False,
+            metavar="NAME",
+        ),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object", metavar="")] = False,
+) -> None:
+    """List the expert stores on the machines of a cluster file, with their sizes, or remove some."""
+    from odmoe.machines.host_stores import list_stores, remove_stores
+
+    if remove:
+        remove_stores(file, remove, as_json)
+    else:
+        list_stores(file, as_json)
 
 
 def certs(

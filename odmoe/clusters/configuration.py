@@ -18,7 +18,7 @@ from odmoe.clusters.memory.slots import slot_memory
 from odmoe.settings.settings import CUDA, Settings
 from odmoe.settings.units import AUTO_SLOTS, parse_memory
 from odmoe.terminal import counted, megabytes
-from scheduler.errors import CheckpointError, ConfigError
+from scheduler.errors import CheckpointError, ConfigError, LaunchError
 from scheduler.policies.precision import FULL
 from scheduler.policies.registry import caches, forms_of, is_read, keeps_all, needs_host, residency_of
 from scheduler.policies.system_config import CoreConfig
@@ -77,6 +77,15 @@ def check_fits(settings: Settings, store: ExpertStore) -> None:
     _check_slots(Configuration(core_config(settings, model_shape(store)), resources(settings, store), settings))
     if not settings.joined:
         find_token_predictor(settings, store)
+
+
+def check_joined(settings: Settings, store: ExpertStore) -> None:
+    """Check what the main node of a Ray cluster would refuse. Raises ConfigError."""
+    settings = settings.but(cluster="auto")
+    with contextlib.suppress(LaunchError):  # the memory of another machine's device
+        configure(settings, store)
+    if not settings.token_predictor:  # otherwise a file of the main host
+        find_token_predictor(settings.but(model=str(store.path)), store)
 
 
 def _check_slots(found: Configuration) -> None:

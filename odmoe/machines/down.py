@@ -1,4 +1,4 @@
-"""`odmoe down`: ends the nodes and Ray on every host, and checks that no process of theirs is left."""
+"""`odmoe down`: ends the nodes and Ray on every host, checks that no process of theirs is left, and frees the hosts."""
 
 from __future__ import annotations
 
@@ -8,8 +8,10 @@ from typing import Any
 
 from odmoe.machines.cluster_file import Host, read_cluster_file
 from odmoe.machines.head import Head
-from odmoe.machines.home import cluster_dir, only_one
-from odmoe.machines.launch_record import end_former, forget
+from odmoe.machines.home import cluster_dir, cluster_id, only_one
+from odmoe.machines.owners.claims import left_alone
+from odmoe.machines.owners.launch_record import check_same_file, end_former, forget, remember
+from odmoe.machines.owners.ownership import other_owner
 from odmoe.machines.preflight import probe, stop_processes
 from odmoe.machines.ray_cli import run_ray
 from odmoe.machines.ssh import Ssh
@@ -23,8 +25,8 @@ Say = Callable[[str], None]
 
 
 def down(file: Path, terminal: Terminal) -> None:
-    """End a cluster. Raises ConfigError, or LaunchError if a host is unreachable or still runs something; such hosts
-    are printed before."""
+    """End a cluster. Raises ConfigError, or LaunchError if a host is another cluster's, which is left alone, or
+    unreachable, or still runs something; such hosts are printed before."""
 
     def say(text: str) -> None:
         terminal.console.print(text, markup=False, soft_wrap=True)
@@ -32,30 +34,49 @@ def down(file: Path, terminal: Terminal) -> None:
     cluster = read_cluster_file(file)
     folder = cluster_dir(cluster.name)
     with only_one(folder), Ssh.of(cluster, folder) as ssh:
+        check_same_file(folder, cluster)
+        own = cluster_id(folder)
         runs = {host.address: found for host, found in _asked(ssh, cluster.hosts)}
+        others = {address: owner for address, found in runs.items() if (owner := _other_owner(found, own))}
         head = runs[cluster.main.address]
-        if isinstance(head, dict) and head.get("processes"):
+        if cluster.main.address not in others:
+            if isinstance(head, dict) and head.get("processes"):
+                try:
+                    Head(ssh, cluster).stop(NODES_S)
+                except ODMoEError as error:
+                    say(f"the nodes were not stopped in order: {error}")
             try:
-                Head(ssh, cluster).stop(NODES_S)
-            except ODMoEError as error:
-                say(f"the nodes were not stopped in order: {error}")
-        try:
-            run_ray(cluster, folder, "down", RAY_S, say if terminal.debug else lambda line: None)
-        except LaunchError as error:
-            say(str(error))
-        end_former(ssh, cluster, folder, terminal.complain)
+                run_ray(cluster, folder, "down", RAY_S, say if terminal.debug else lambda line: None)
+            except LaunchError as error:
+                say(str(error))
+        former = end_former(ssh, cluster, folder, terminal.complain)
         reached = [host for host in cluster.hosts if isinstance(runs[host.address], dict)]
-        ended = ssh.each(reached, lambda host: stop_processes(ssh, host))
+        ended = ssh.each(reached, lambda host: stop_processes(ssh, host, own, release=True))
+    others |= {address: owner for address, found in ended.items() if (owner := _other_owner(found, own))}
+    for host in cluster.hosts:
+        if owner := others.get(host.address):
+            terminal.complain(f"{host.name} ({host.address}): {left_alone(owner)}")
     failed = [
         host
         for host in cluster.hosts
-        if not _ended(host, runs[host.address], ended.get(host.address), say, terminal.complain)
+        if host.address not in others
+        and not _ended(host, runs[host.address], ended.get(host.address), say, terminal.complain)
     ]
+    if former:
+        remember(folder, cluster, former)
+    elif not failed:
+        forget(folder)
     if failed:
         names = ", ".join(host.name for host in failed)
         raise LaunchError(f"{len(failed)} of {len(cluster.hosts)} hosts may still run something: {names}; see above")
-    forget(folder)
+    if others:
+        names = ", ".join(host.name for host in cluster.hosts if host.address in others)
+        raise LaunchError(f"{len(others)} of {len(cluster.hosts)} hosts belong to another cluster: {names}; see above")
     say(f"nothing runs any more on {len(cluster.hosts)} hosts")
+
+
+def _other_owner(found: Any, own: str | None) -> dict[str, Any] | None:
+    return other_owner(found, own) if isinstance(found, dict) else None
 
 
 def _asked(ssh: Ssh, hosts: tuple[Host, ...]) -> list[tuple[Host, Any]]:

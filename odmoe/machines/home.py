@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import hashlib
 import os
 import secrets
 from collections.abc import Iterator
@@ -33,6 +34,14 @@ def write_token(folder: Path) -> Path:
     except OSError as error:
         raise StoreWriteError(f"{token} cannot be written ({error.strerror}); see XDG_CONFIG_HOME") from error
     return token
+
+
+def cluster_id(folder: Path) -> str | None:
+    """What a host knows the cluster by: a digest of Ray's token. None if there is no token. A copy of the directory on
+    another machine launches the same cluster. `folder`: as for `token_file`."""
+    with contextlib.suppress(OSError):
+        return hashlib.sha256(token_file(folder).read_text().strip().encode()).hexdigest()[:16]
+    return None
 
 
 @contextlib.contextmanager

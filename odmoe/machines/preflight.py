@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 import time
 import tomllib
 from collections.abc import Iterable, Mapping
@@ -12,6 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from odmoe.machines.cluster_file import Host
+from odmoe.machines.owners.ownership import faults as owner_faults
+from odmoe.machines.owners.ownership import same_machine
 from odmoe.machines.ship import ENVIRONMENT, ROOT, has_store
 from odmoe.machines.ssh import Ssh
 from scheduler.errors import ConfigError, HostError
@@ -42,7 +45,8 @@ class Requirements:
 
     `versions` are package versions by name. `code` is a digest, or None before `ray up`, which copies the code and
     makes an environment that is missing or older than `lock_time`. `store` is (name, digest of the manifest, bytes) or
-    None. `ports` are those that must be free or the cluster's own, by role.
+    None. `ports` are those that must be free or the cluster's own, by role. With a `cluster_id` the host must be that
+    cluster's or free, unless `take_over`.
     """
 
     versions: dict[str, str]
@@ -50,27 +54,34 @@ class Requirements:
     store: tuple[str, str, int] | None = None
     lock_time: float = 0.0
     ports: Mapping[str, Iterable[int]] = field(default_factory=dict)
+    cluster_id: str | None = None
+    take_over: bool = False
 
 
 def probe(ssh: Ssh, host: Host) -> Facts:
     """The facts of `odmoe.machines.probe` on a host, and `skew_s`, by how much its clock is ahead of ours. Raises
     HostError."""
     before = time.time()
-    facts = _ask(ssh, host, "facts", PROBE_S)
+    facts = ask(ssh, host, "facts", PROBE_S)
     after = time.time()
     if "time" in facts:
         facts["skew_s"] = min(facts["time"] - before, 0.0) or max(facts["time"] - after, 0.0)
     return facts
 
 
-def stop_processes(ssh: Ssh, host: Host) -> Facts:
-    """End all of the cluster's processes on a host: {"stopped": names, "left": names}. Raises HostError."""
-    return _ask(ssh, host, "stop", STOP_S)
+def stop_processes(ssh: Ssh, host: Host, cluster_id: str | None, release: bool) -> Facts:
+    """End all of the cluster's processes on a host: {"stopped": names, "left": names}. With `release` the host is
+    nobody's afterwards. If it is another cluster's, nothing is done, and the answer has its `owner`. Raises HostError.
+    """
+    return ask(ssh, host, "stop", STOP_S, {"id": cluster_id or "", "release": release})
 
 
-def _ask(ssh: Ssh, host: Host, what: str, deadline_s: float) -> Facts:
+def ask(ssh: Ssh, host: Host, what: str, deadline_s: float, argument: Facts | None = None) -> Facts:
+    """What an action of `odmoe.machines.probe` answers on a host; only {"python": version} if that is too old. Raises
+    HostError."""
+    given = "" if argument is None else f" {shlex.quote(json.dumps(argument))}"
     source = Path(__file__).with_name("probe.py").read_text()
-    output = ssh.run(host, f"python3 - {what}", deadline_s, _START.format(source=source).encode())
+    output = ssh.run(host, f"python3 - {what}{given}", deadline_s, _START.format(source=source).encode())
     lines = [line for line in output.splitlines() if line.startswith("{")]  # a login shell may print other lines
     try:
         found = json.loads(lines[-1])
@@ -81,7 +92,6 @@ def _ask(ssh: Ssh, host: Host, what: str, deadline_s: float) -> Facts:
 
 def preflight(ssh: Ssh, hosts: Iterable[Host], required: Requirements) -> tuple[dict[str, Facts], dict[str, HostError]]:
     """The facts of the fit hosts and the errors of the others, by address. Bounded; all hosts at once."""
-
     hosts = list(hosts)
     facts: dict[str, Facts] = {}
     failed: dict[str, HostError] = {}
@@ -96,7 +106,13 @@ def preflight(ssh: Ssh, hosts: Iterable[Host], required: Requirements) -> tuple[
             facts[host.address] = found
         except HostError as error:
             failed[host.address] = error
-    return facts, failed
+    names = {host.address: host.name for host in hosts}
+    for first, address in same_machine(facts) if required.cluster_id else ():
+        failed[address] = HostError(
+            f"{names[address]} ({address}): it is the same machine as {names[first]} ({first}); every node needs a "
+            "host of its own"
+        )
+    return {address: found for address, found in facts.items() if address not in failed}, failed
 
 
 def check(host: Host, facts: Facts, required: Requirements, main: Any = None) -> None:
@@ -126,6 +142,8 @@ def _faults(facts: Facts, required: Requirements) -> Iterable[tuple[str, str]]:
     if required.code and facts["code"] != required.code:
         has = f"other code than this machine's ({facts['code'][:12]})" if facts["code"] else "no code"
         yield f"it has {has}, {required.code[:12]} is wanted", "odmoe up brings it"
+    if required.cluster_id:
+        yield from owner_faults(facts, required.cluster_id, required.take_over)
     if required.store:
         yield from _room(facts, *required.store)
     if abs(facts["skew_s"]) > SKEW_S:
@@ -231,7 +249,7 @@ def _room(facts: Facts, name: str, manifest: str, size: int) -> Iterable[tuple[s
     if room < needed:
         yield (
             f"{room / 1e9:.2f} GB are free in ~/odmoe/stores, the store {name} needs {needed / 1e9:.2f}",
-            "make room, or remove other stores from ~/odmoe/stores",
+            "make room, or remove stores: odmoe host-stores lists them",
         )
 
 

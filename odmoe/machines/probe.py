@@ -1,16 +1,21 @@
-"""Inspects one machine of a cluster. It is sent to its python3 over ssh: only the standard library of Python 3.7.
+"""Inspects and changes one machine of a cluster. It is sent to its python3 over ssh: only the standard library of
+Python 3.7. `python3 - facts`, or another function of `ACTIONS` with a JSON argument: each prints one JSON object.
 
-`python3 - facts` and `python3 - stop`: each prints one JSON object.
+A host belongs to the cluster that has claimed it, in the file `owner.json`: {"id", "cluster", "launcher", "file",
+"head", "stores", "launching", "since"}. `id` is the cluster's, `head` its Ray's host:port, `stores` the names of those
+that its nodes use, `since` in seconds of this host's clock. `launching`: an `odmoe up` is at work on it.
 """
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import glob
 import hashlib
 import json
 import os
 import platform
+import pwd
 import re
 import shutil
 import signal
@@ -21,10 +26,17 @@ import time
 
 HOME = os.path.expanduser("~")
 OURS = os.path.join(HOME, "odmoe")
-STORES = os.path.join(OURS, "stores")
 # In the environment of everything started after env.sh, and of nothing else on the machine.
 MARK = ("RAY_AUTH_TOKEN_PATH=" + os.path.join(OURS, "keys", "ray_token")).encode()
-ASK_S, KILL_S = 8.0, 5.0
+ASKED = "odmoe.cli.at_head"  # the launching machine's request, which ends with that
+OWNER = os.path.join(OURS, "owner.json")
+STORES = os.path.join(OURS, "stores")
+SESSION = re.compile(r"(/[^\0=, ]*/session_[0-9_-]+/)")  # the folder of a Ray's sockets and logs
+ASK_S, KILL_S = 5.0, 5.0  # of each round
+CONNECT_S = 1.0
+NAMED = 2  # processes in a message
+SETTINGS = b"\0\0\0\4\0\0\0\0\0"  # the first frame that each end of HTTP/2 sends, empty
+ABANDONED_S = 24 * 3600.0  # after so long nobody waits for an `odmoe up`
 
 
 def read(path, most=1 << 20):
@@ -182,25 +194,102 @@ def gpus():
     return [name.strip() for name in found]
 
 
-def processes():
-    """{pid: name} of the cluster's processes: Ray's and our nodes'."""
+class Process:
+    """A line of the process table. `start` is in ticks since the machine's start: with it a number is never another's.
+
+    Raises OSError if it has ended."""
+
+    def __init__(self, number):
+        self.number = number
+        with open(f"/proc/{number}/stat", "rb") as file:
+            program, _, rest = file.read().partition(b"(")[2].rpartition(b")")
+        fields = rest.split()
+        self.program, self.ended = program.decode("utf-8", "replace"), fields[0] == b"Z"
+        self.parent, self.start = int(fields[1]), int(fields[19])
+
+    def words(self):
+        return read(f"/proc/{self.number}/cmdline").split("\0")
+
+    def name(self):
+        return name_of(self.words())
+
+    def marked(self):
+        with contextlib.suppress(OSError), open(f"/proc/{self.number}/environ", "rb") as file:
+            return MARK in file.read().split(b"\0")
+        return False
+
+    def opens(self, folders):
+        """Whether it has a file open in one of these folders."""
+        for link in glob.glob(f"/proc/{self.number}/fd/*"):
+            with contextlib.suppress(OSError):
+                if os.readlink(link).startswith(tuple(folders)):
+                    return True
+        return False
+
+    def network(self):
+        """A container has another than its host. None if this user may not know it."""
+        with contextlib.suppress(OSError):
+            return os.readlink(f"/proc/{self.number}/ns/net")
+
+    def key(self):
+        return self.number, self.start
+
+
+def table():
+    """All processes of the machine that have not ended, by number."""
     found = {}
     for folder in glob.glob("/proc/[0-9]*"):
-        try:
-            with open(folder + "/environ", "rb") as file:
-                if MARK not in file.read().split(b"\0"):
-                    continue
-            with open(folder + "/stat", "rb") as file:
-                if file.read().rpartition(b")")[2].split()[0] == b"Z":
-                    continue
-            with open(folder + "/cmdline", "rb") as file:
-                words = file.read().decode("utf-8", "replace").split("\0")
-        except OSError:
-            continue
-        found[int(os.path.basename(folder))] = name_of(words)
+        with contextlib.suppress(OSError):
+            process = Process(int(os.path.basename(folder)))
+            if not process.ended:
+                found[process.number] = process
+    return found
+
+
+def processes(everything=None):
+    """The cluster's processes, by number: those with the mark, what they have started, and who writes to their Ray's
+    logs. A process that sets its title overwrites its environment, and with it the mark."""
+    everything = table() if everything is None else everything
+    found = {number: process for number, process in everything.items() if process.marked()}
+    sessions = {folder for process in found.values() for folder in SESSION.findall("\0".join(process.words()))}
+    for number, process in everything.items():
+        if sessions and number not in found and process.program.startswith("ray") and process.opens(sessions):
+            found[number] = process
+    started = found
+    while started:
+        started = {number: one for number, one in everything.items() if number not in found and one.parent in found}
+        found.update(started)
     for number in own_line():
         found.pop(number, None)
     return found
+
+
+def other_rays(everything, ours):
+    """Each Ray of this machine that is not the cluster's: {"pid", "name", "user", "port", "since"}; `since` in seconds
+    of this host's clock."""
+    found = []
+    for process in everything.values():
+        if process.program not in ("raylet", "gcs_server") or process.number in ours:
+            continue
+        if process.network() not in (None, os.readlink("/proc/self/ns/net")):
+            continue
+        with contextlib.suppress(OSError):
+            number = os.stat(f"/proc/{process.number}").st_uid
+            user = str(number)
+            with contextlib.suppress(KeyError):
+                user = pwd.getpwuid(number).pw_name
+            port = re.search(r"--(?:node_manager_port|gcs_server_port)=(\d+)", "\0".join(process.words()))
+            age = clocks()["up_s"] - process.start / os.sysconf("SC_CLK_TCK")
+            found.append(
+                {
+                    "pid": process.number,
+                    "name": process.program,
+                    "user": user,
+                    "port": int(port.group(1)) if port else None,
+                    "since": clocks()["time"] - age,
+                }
+            )
+    return sorted(found, key=lambda ray: ray["pid"])
 
 
 def own_line():
@@ -234,7 +323,120 @@ def clocks():
     return {"time": time.time(), "up_s": float(read("/proc/uptime").split(" ")[0] or 0)}
 
 
-def facts():
+def names(found):
+    return sorted(process.name() for process in found.values())
+
+
+def home_id():
+    """The same for all addresses of this machine, and for no other machine that runs now."""
+    home = os.stat(HOME)
+    return "{}:{}:{}".format(read("/proc/sys/kernel/random/boot_id").strip(), home.st_dev, home.st_ino)
+
+
+def claim_here():
+    """The claim of a cluster on this host. Without one, Ray's token still tells its id. {} if it is nobody's."""
+    with contextlib.suppress(ValueError):
+        found = json.loads(read(OWNER))
+        if isinstance(found, dict):
+            return found
+    token = read(os.path.join(OURS, "keys", "ray_token")).strip()
+    return {"id": hashlib.sha256(token.encode()).hexdigest()[:16]} if token else {}
+
+
+def owner(ours):
+    """The claim on this host, and why it still holds as `held`: empty if nothing of that cluster runs."""
+    claim = claim_here()
+    return dict(claim, held=why_held(claim, ours)) if claim else {}
+
+
+def why_held(claim, ours):
+    running = [name for name in names(ours) if name != ASKED]
+    if running:
+        running.sort(key=lambda name: name not in ("raylet", "gcs_server"))
+        more = f" and {len(running) - NAMED} more" if len(running) > NAMED else ""
+        return "it runs here: " + ", ".join(running[:NAMED]) + more
+    if is_at_work(claim):
+        return "its odmoe up is at work, or was cut off"
+    address, _, port = claim.get("head", "").rpartition(":")
+    if address and claim.get("address") != address and speaks_grpc(address, port):
+        return "its head answers at " + claim["head"]
+    return ""
+
+
+def speaks_grpc(address, port):
+    """Whether HTTP/2 is spoken there, as Ray's head does. Others may listen at its port, or accept every connection."""
+    with contextlib.suppress(OSError, ValueError), socket.create_connection((address, int(port)), CONNECT_S) as link:
+        link.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + SETTINGS)
+        return link.recv(9)[3:4] == SETTINGS[3:4]
+    return False
+
+
+def is_at_work(claim):
+    return claim.get("launching") and clocks()["time"] - claim.get("since", 0.0) < ABANDONED_S
+
+
+@contextlib.contextmanager
+def locked():
+    """No other claim on this host meanwhile."""
+    os.makedirs(OURS, 0o700, exist_ok=True)
+    with open(os.path.join(OURS, "owner.lock"), "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def claim(wanted):
+    """Make this host the cluster's, unless it is held by another: {"claimed", "owner"}, the latter as it was.
+
+    `wanted` is the claim, with `take_over`: also if it is held."""
+    take_over = wanted.pop("take_over")
+    with locked():
+        former = owner(processes())
+        ours = former.get("id") == wanted["id"]
+        at_work = is_at_work(former) and former.get("launcher") != wanted["launcher"]
+        if former and not take_over and (at_work if ours else former["held"]):
+            return {"claimed": False, "owner": former}
+        stores = former.get("stores", []) if ours and former["held"] else []
+        write(dict(wanted, since=clocks()["time"], launching=True, stores=sorted({*wanted["stores"], *stores})))
+    return {"claimed": True, "owner": former}
+
+
+def settle(wanted):
+    """The `odmoe up` of the cluster with this `id` has ended. `stores`: those that its nodes use, if it knows them."""
+    with locked():
+        found = claim_here()
+        if found.get("id") == wanted["id"] and "cluster" in found:
+            write(dict(found, launching=False, stores=wanted.get("stores") or found["stores"]))
+    return {}
+
+
+def write(owner):
+    """The whole file, or the former one stays."""
+    draft = OWNER + ".new"
+    with open(draft, "w") as file:
+        json.dump(owner, file)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(draft, OWNER)
+
+
+def others(wanted):
+    """The claim of another cluster on this host, or {}. One of which nothing is left but a token counts for nothing."""
+    found = owner(processes())
+    return found if found.get("id") != wanted["id"] and (found.get("held") or found.get("cluster")) else {}
+
+
+def release(wanted):
+    """Give up the claim of the cluster with this `id`."""
+    with locked():
+        if claim_here().get("id") == wanted["id"]:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(OWNER)
+    return {}
+
+
+def facts(_=None):
+    everything = table()
+    ours = processes(everything)
     return {
         "python": "{}.{}.{}".format(*sys.version_info[:3]),
         "home": HOME,
@@ -249,11 +451,14 @@ def facts():
         "memory": memory(),
         "disk_free": disk_free(STORES),
         "gpus": gpus(),
-        "processes": sorted(processes().values()),
+        "processes": names(ours),
         "machine": platform.machine(),
         "places": places(),
         "addresses": addresses(),
-        "listening": listening(processes()),
+        "listening": listening(ours),
+        "other_rays": other_rays(everything, ours),
+        "owner": owner(ours),
+        "home_id": home_id(),
         "rsync": shutil.which("rsync"),
         "make": shutil.which("make"),
         **clocks(),
@@ -267,24 +472,102 @@ def has_venv():
     return importlib.util.find_spec("venv") is not None and importlib.util.find_spec("ensurepip") is not None
 
 
-def stop():
-    """End all of the cluster's processes: SIGTERM first, then SIGKILL."""
-    asked = processes()
-    for number, wait_s in ((signal.SIGTERM, ASK_S), (signal.SIGKILL, KILL_S)):
-        end = time.monotonic() + wait_s
-        left = processes()
-        for process in left:
-            with contextlib.suppress(OSError):
-                os.kill(process, number)
-        while left and time.monotonic() < end:
-            time.sleep(0.1)
-            left = processes()
-            if number == signal.SIGKILL:
-                for process in left:  # started in between
-                    with contextlib.suppress(OSError):
-                        os.kill(process, number)
-    return {"stopped": sorted(asked.values()), "left": sorted(processes().values())}
+def stop(wanted=None):
+    """End all of the cluster's processes, each round with SIGTERM, the last with SIGKILL: {"stopped", "left"}. Raylets
+    come first and GCS last: those that lose them early wait for them.
 
+    `wanted`: an `id`, and to `release` the claim. On a host of another cluster nothing is done, but that the answer has
+    its `owner`."""
+    if wanted and others(wanted):
+        return {"stopped": [], "left": [], "owner": others(wanted)}
+    known = processes()
+    stopped = names(known)
+    for round_s, number, chosen in (
+        (ASK_S, signal.SIGTERM, lambda process: process.program == "raylet"),
+        (ASK_S, signal.SIGTERM, lambda process: process.program not in ("raylet", "gcs_server")),
+        (ASK_S, signal.SIGTERM, lambda process: True),
+        (KILL_S, signal.SIGKILL, lambda process: True),
+    ):
+        end, told = time.monotonic() + round_s, set()
+        while True:
+            left = remaining(known)
+            for process in left.values():
+                if process.key() not in told and chosen(process):
+                    told.add(process.key())
+                    with contextlib.suppress(OSError):
+                        os.kill(process.number, number)
+            if time.monotonic() > end or not any(chosen(process) for process in left.values()):
+                break
+            time.sleep(0.1)
+    left = remaining(known)
+    if wanted and wanted.get("release") and not left:
+        release(wanted)
+    return {"stopped": stopped, "left": [f"{one.name()} (process {one.number})" for one in left.values()]}
+
+
+def remaining(known):
+    """Those of `known` that have not ended, and all that came to be since, which `known` then has too."""
+    everything = table()
+    known.update(processes(everything))
+    still = {one.key() for one in everything.values()}
+    return {number: process for number, process in known.items() if process.key() in still}
+
+
+def host_stores(_=None):
+    """{name: {"bytes", "whole", "used"}} of all folders for stores; `used`: why one may not be removed, or empty."""
+    ours = processes()
+    claim = owner(ours)
+    found = {}
+    with contextlib.suppress(OSError):
+        for name in sorted(os.listdir(STORES)):
+            folder = os.path.join(STORES, name)
+            files = [os.path.join(place, file) for place, _, held in os.walk(folder) for file in held]
+            size = 0
+            for file in files:
+                with contextlib.suppress(OSError):
+                    size += os.lstat(file).st_size
+            used = ""
+            if claim.get("held") and name in claim.get("stores", [name]):
+                used = claim["held"]
+            elif any(process.opens([folder + "/"]) for process in ours.values()):
+                used = "a process has its files open"
+            whole = os.path.isfile(os.path.join(folder, "manifest.json"))
+            found[name] = {"bytes": size, "whole": whole, "used": used}
+    return {"stores": found, "owner": claim}
+
+
+def remove_stores(wanted):
+    """Remove the stores `names` unless they are used: {"removed": {name: bytes}, "kept": {name: reason}}. The manifest
+    goes first: what an interruption leaves is no store."""
+    with locked():
+        there, removed, kept = host_stores()["stores"], {}, {}
+        stranger = others(wanted)
+        for name in wanted["names"]:
+            if name not in there:
+                continue
+            if stranger or there[name]["used"]:
+                kept[name] = "it belongs to another cluster" if stranger else there[name]["used"]
+                continue
+            folder = os.path.join(STORES, name)
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(os.path.join(folder, "manifest.json"))
+            shutil.rmtree(folder, ignore_errors=True)
+            if os.path.exists(folder):
+                kept[name] = "it cannot be removed; see there"
+            else:
+                removed[name] = there[name]["bytes"]
+    return {"removed": removed, "kept": kept}
+
+
+ACTIONS = {
+    "facts": facts,
+    "stop": stop,
+    "claim": claim,
+    "settle": settle,
+    "release": release,
+    "host_stores": host_stores,
+    "remove_stores": remove_stores,
+}
 
 if __name__ == "__main__":
-    print(json.dumps(stop() if sys.argv[1:] == ["stop"] else facts()))
+    print(json.dumps(ACTIONS[sys.argv[1]](json.loads(sys.argv[2]) if sys.argv[2:] else None)))

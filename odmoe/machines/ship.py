@@ -74,14 +74,14 @@ def shipped(archive: Path) -> str:
 
 
 def push_keys(ssh: Ssh, host: Host, folder: Path) -> None:
-    """Copy a host's certificate and key, the cluster's secret and Ray's token, nothing else of `folder`. Raises
-    HostError, or ConfigError if one of them is missing."""
+    """Copy a host's certificate and key, the cluster's secret and Ray's token, nothing else of `folder`. They replace
+    the former ones when all have come. Raises HostError, or ConfigError if one of them is missing."""
     sources = [folder / host.address / name for name in NODE_KEYS] + [folder / name for name in CLUSTER_KEYS]
     missing = [source for source in sources if not source.is_file()]
     if missing:
         raise ConfigError(f"{missing[0]} is not there, to be copied to {host.name}; make it with odmoe certs")
     ssh.run(host, f"umask 077 && mkdir -p {KEYS} && chmod 700 {KEYS}", 20)
-    ssh.push(host, sources, KEYS, modes="D700,F600")
+    ssh.push(host, sources, KEYS, modes="D700,F600", together=True)
 
 
 def push_store(

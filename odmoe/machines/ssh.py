@@ -107,17 +107,19 @@ class Ssh:
         delete: bool = False,
         last: str | None = None,
         modes: str | None = None,
+        together: bool = False,
         progress: Progress | None = None,
     ) -> None:
         """Copy files, and the content of directories that end in `/`, to the directory `target` on a host. Equal files
         are skipped; an interrupted copy continues. Raises HostError.
 
         `delete` removes files that the sources do not have. `last` is a file to copy after all others. `modes` are
-        chmod's. `progress(done, total)` is in bytes.
+        chmod's. With `together` files take their places when all have come. `progress(done, total)` is in bytes.
         """
         total = size_of(sources)
         options = ["--delete"] if delete else []
         options += [f"--chmod={modes}"] if modes else []
+        options += ["--delay-updates"] if together else []
         self.run(host, f"mkdir -p -m 700 {_beneath_home(target)}", 20)
         step = (lambda done: progress(min(done, total), total)) if progress else None
         turns = [[f"--exclude=/{last}"], []] if last else [[]]

@@ -14,7 +14,8 @@ from rich.live import Live
 
 from odmoe.machines.cluster_file import ClusterFile, read_cluster_file
 from odmoe.machines.head import Head, HostStates
-from odmoe.machines.home import cluster_dir
+from odmoe.machines.home import cluster_dir, cluster_id
+from odmoe.machines.owners.ownership import described, other_owner
 from odmoe.machines.preflight import probe
 from odmoe.machines.ssh import Ssh
 from odmoe.machines.table import HostTable, Row
@@ -41,9 +42,9 @@ def status(file: Path, watch: bool = False, as_json: bool = False) -> bool:
             table, found = _look(ssh, cluster, console)
             if console.is_terminal and not as_json:
                 console.print(table.drawn(console.width))
-                print(_error(found), end="", flush=True)
+                print(_below(found), end="", flush=True)
             else:
-                print(json.dumps(found) if as_json else f"{table.plain()}\n{_error(found)}".rstrip("\n"), flush=True)
+                print(json.dumps(found) if as_json else f"{table.plain()}\n{_below(found)}".rstrip("\n"), flush=True)
             if not watch:
                 return bool(found["ready"])
             time.sleep(EVERY_S)
@@ -59,7 +60,8 @@ def _look(ssh: Ssh, cluster: ClusterFile, console: Console) -> tuple[HostTable, 
         except BaseException:  # Ctrl-C: do not wait for the head's answer
             ssh.close()
             raise
-    seen = _put_simply(seen, facts[cluster.main.address], cluster)
+    own = cluster_id(cluster_dir(cluster.name))
+    seen = _put_simply(seen, facts[cluster.main.address], cluster, own)
     table = HostTable(Console(quiet=True), cluster)
     table.see(seen)
     for host in cluster.hosts:
@@ -67,7 +69,7 @@ def _look(ssh: Ssh, cluster: ClusterFile, console: Console) -> tuple[HostTable, 
         if isinstance(found, HostError):
             table.failed(host.address, found, "unreachable")
         else:
-            table.change(host.address, **_own(found, table.rows[host.address]))
+            table.change(host.address, **_own(found, table.rows[host.address], own))
     rows = list(table.rows.values())
     ready = bool(seen["ready"]) and all(row["state"] in ("ready", "unused") for row in rows)
     return table, {"cluster": cluster.name, "ready": ready, "error": seen.get("error"), "hosts": rows}
@@ -82,12 +84,21 @@ def _head(ssh: Ssh, cluster: ClusterFile) -> HostStates:
         return {"hosts": [], "ready": False, "error": error_facts}
 
 
-def _put_simply(seen: HostStates, head: dict[str, Any] | HostError, cluster: ClusterFile) -> HostStates:
-    """Replace the error of a head on which nothing runs by a plain message."""
+def _put_simply(
+    seen: HostStates, head: dict[str, Any] | HostError, cluster: ClusterFile, own: str | None
+) -> HostStates:
+    """Replace the error of a head on which nothing runs, and the states of a head that is another cluster's, by a plain
+    message."""
+    name = f"{cluster.main.name} ({cluster.main.address})"
+    if not isinstance(head, HostError) and (owner := other_owner(head, own)):
+        return _without_states(f"{name} belongs to {described(owner)}")
     if isinstance(head, HostError) or not seen.get("error") or _runs(head):
         return seen
-    message = f"nothing runs on {cluster.main.name} ({cluster.main.address}); odmoe up {cluster.path} changes that"
-    return {**seen, "error": {"type": "LaunchError", "message": message}}
+    return {**seen, **_without_states(f"nothing runs on {name}; odmoe up {cluster.path} changes that")}
+
+
+def _without_states(message: str) -> HostStates:
+    return {"hosts": [], "ready": False, "error": {"type": "LaunchError", "message": message}}
 
 
 def _runs(facts: dict[str, Any]) -> bool:
@@ -95,15 +106,18 @@ def _runs(facts: dict[str, Any]) -> bool:
     return any(name != AT_HEAD_NAME for name in facts.get("processes", ()))
 
 
-def _own(facts: dict[str, Any], row: Row) -> Row:
-    """Add the host's own facts to its row from the head."""
+def _own(facts: dict[str, Any], row: Row, own: str | None) -> Row:
+    """Add the host's own facts to its row from the head. `own`: the id of this cluster."""
     if "processes" not in facts:
         return {"state": "unfit", "detail": f"its Python is {facts['python']}, 3.11 or newer is needed"}
+    if owner := other_owner(facts, own):
+        return {"state": "occupied", "detail": f"it belongs to {described(owner)}", "owner": owner}
     runs = _runs(facts)
     known = {name: facts[name] for name in ("cores", "gpus", "disk_free", "processes", "code")}
     stores = ", ".join(name for name, store in facts["stores"].items() if not store["fault"])
     return {
         **known,
+        "owner": facts["owner"] if "cluster" in facts["owner"] else None,
         "store": row["store"] or stores,
         "ram": facts["memory"],
         "skew_s": facts["skew_s"],
@@ -112,5 +126,8 @@ def _own(facts: dict[str, Any], row: Row) -> Row:
     }
 
 
-def _error(found: dict[str, Any]) -> str:
-    return f"head: {found['error']['type']}: {found['error']['message']}\n" if found["error"] else ""
+def _below(found: dict[str, Any]) -> str:
+    """The head's error, and whose the hosts are, by the first that says so."""
+    error = f"head: {found['error']['type']}: {found['error']['message']}\n" if found["error"] else ""
+    owner = next((row["owner"] for row in found["hosts"] if row["state"] != "occupied" and row.get("owner")), None)
+    return error + (f"owner: {described(owner)}\n" if owner else "")

@@ -6,14 +6,29 @@ import contextlib
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
+from enum import Enum
 from functools import partial
 from pathlib import Path
 
-from odmoe.machines.cluster_file import ClusterFile, Host, read_cluster_file
+from checkpoint.hub import find_model
+from checkpoint.manifest import MANIFEST
+from checkpoint.sharding.source import open_source
+from odmoe.clusters.host_place import hosted
+from odmoe.machines.cluster_file import ClusterFile, read_cluster_file
 from odmoe.machines.head import Head
-from odmoe.machines.home import cluster_dir, only_one, write_token
-from odmoe.machines.launch_record import as_launched, end_former, remember
-from odmoe.machines.preflight import Facts, Requirements, check, pinned_versions, ports_of, preflight
+from odmoe.machines.home import cluster_dir, cluster_id, only_one, write_token
+from odmoe.machines.owners.claims import Claims
+from odmoe.machines.owners.launch_record import as_launched, check_same_file, end_former, remember
+from odmoe.machines.owners.ownership import described
+from odmoe.machines.preflight import (
+    Facts,
+    Requirements,
+    check,
+    pinned_versions,
+    ports_of,
+    preflight,
+    stop_processes,
+)
 from odmoe.machines.ray_cli import ray_says, run_ray
 from odmoe.machines.ship import (
     STORES,
@@ -31,11 +46,13 @@ from odmoe.settings.settings import Settings
 from odmoe.stores import prepare_store
 from odmoe.terminal import Terminal
 from scheduler.errors import ConfigError, HostError, LaunchError, LinkError, ODMoEError
+from scheduler.timing.profile import find_profile
 
 SILENT_S = 60.0
 """A node that has sent nothing for this long is shown as silent."""
 STATUS_S = 30.0
 AGAIN_S = 2.0
+CONFIG = "config.json"
 
 
 @dataclass
@@ -54,8 +71,19 @@ class _Turns:
         return ", ".join(f"{what} {spent:.1f}" for what, spent in self.spent.items())
 
 
-def up(file: Path, settings: Settings, terminal: Terminal, timeout_s: float = 300.0) -> None:
+class Reached(Enum):
+    """How far an `odmoe up` came, by what it has left on the hosts."""
+
+    CHECKS = "no host was changed"
+    COPIES = "no node was changed. The hosts are claimed, and have some of the copies"
+    NODES = "Ray and the nodes go on starting, or running, on the hosts"
+
+
+def up(file: Path, settings: Settings, terminal: Terminal, timeout_s: float = 300.0, take_over: bool = False) -> None:
     """Bring up the cluster of a file with the model in `settings`. What is right already is left alone.
+
+    No host is changed before all that can fail without a change was checked: model, store, settings, every host, and
+    that none is another cluster's. With `take_over` hosts of other clusters are taken, and what these run there ends.
 
     `timeout_s` limits the time from `ray up` until every node is ready. A copy of the store may take as long as it
     makes progress. Raises ConfigError, CheckpointError, StoreError, or LaunchError if a host is not fit or not ready;
@@ -66,9 +94,32 @@ def up(file: Path, settings: Settings, terminal: Terminal, timeout_s: float = 30
     cluster = read_cluster_file(file)
     for host in cluster.hosts:
         settings.but(**host.settings)  # a host's own may not go with those of all
+    _check_model(settings.model)
+    hosted(settings, None if settings.profile is None else find_profile(settings.profile))
     folder = cluster_dir(cluster.name)
     with only_one(folder), Ssh.of(cluster, folder) as ssh:
-        _BringUp(ssh, cluster, folder, settings, terminal).run(timeout_s)
+        work = _BringUp(ssh, cluster, folder, settings, terminal)
+        try:
+            work.run(timeout_s, take_over)
+        except BaseException as error:
+            if isinstance(error, KeyboardInterrupt):
+                terminal.complain(f"{work.reached.value}{_next(work.reached, file)}")
+            work.give_up()
+            raise
+
+
+def _check_model(name: str) -> None:
+    """Raises CheckpointError if there is no model of that name, before any of it is downloaded."""
+    path = find_model(name, [CONFIG])
+    if path == Path(name).expanduser() and not (path / MANIFEST).is_file():
+        open_source(path)
+
+
+def _next(reached: Reached, file: Path) -> str:
+    if reached is Reached.CHECKS:
+        return ""
+    what = "frees the hosts" if reached is Reached.COPIES else "ends them, odmoe status shows them"
+    return f"; odmoe down {file} {what}, odmoe up goes on"
 
 
 class _BringUp:
@@ -77,43 +128,79 @@ class _BringUp:
         self._settings, self._terminal = settings, terminal
         self._table = HostTable(terminal.console, cluster)
         self._turns = _Turns()
-        self._wanted = Requirements(pinned_versions(), lock_time=lock_time())
+        write_token(folder)
+        self._id = cluster_id(folder) or ""
+        self._claims = Claims(cluster, self._id)
+        self._wanted = Requirements(pinned_versions(), lock_time=lock_time(), cluster_id=self._id)
         self._digest = ""
+        self.reached = Reached.CHECKS
 
-    def run(self, timeout_s: float) -> None:
-        facts = self._fit()
-        self._keys()
+    def run(self, timeout_s: float, take_over: bool) -> None:
+        facts = self._fit(take_over)
         store = self._store(facts)
+        self._make_keys()
+        self._claim(store, take_over)
+        self._push_keys()
+        self._push_store(facts, store)
         until = time.monotonic() + timeout_s
         self._ray(facts, until)
         self._nodes(f"{STORES}/{store.name}", until, timeout_s)
+        self._claims.settle(self._ssh, store.name)
         total = sum(self._turns.spent.values())
         self._say(f"ready in {total:.1f} s: {self._turns}")
 
-    def _fit(self) -> dict[str, Facts]:
+    def give_up(self) -> None:
+        """Record on the hosts that this `odmoe up` has ended."""
+        if self.reached is not Reached.CHECKS:
+            with Ssh.of(self._cluster, self._folder) as ssh:  # Ctrl-C may have closed the former
+                self._claims.settle(ssh, None)
+
+    def _fit(self, take_over: bool) -> dict[str, Facts]:
         """Inspect all hosts at once. Returns their facts by address."""
-        wanted = replace(self._wanted, ports=ports_of(self._cluster.path))
-        facts, failed = preflight(self._ssh, self._cluster.hosts, wanted)
+        check_same_file(self._folder, self._cluster)
+        self._wanted = replace(self._wanted, take_over=take_over, ports=ports_of(self._cluster.path))
+        facts, failed = preflight(self._ssh, self._cluster.hosts, self._wanted)
         self._turns.end("preflight")
         self._give_up(failed, "not fit")
         return facts
 
-    def _keys(self) -> None:
-        """Make missing certificates, secret and token, renew old ones, and copy them to each host."""
+    def _make_keys(self) -> None:
+        """Make missing certificates and the secret here, and renew old ones."""
         from odmoe.machines.certs import ensure_certs, write_cluster_secret
 
         hosts = self._cluster.hosts
         for line in ensure_certs(self._folder, [(host.name, host.address) for host in hosts]):
             self._say(line)
         write_cluster_secret(self._folder)
-        write_token(self._folder)
-        found = self._ssh.each(hosts, lambda host: push_keys(self._ssh, host, self._folder))
+
+    def _claim(self, store: Path, take_over: bool) -> None:
+        """Make all hosts this cluster's, and end what another cluster runs on those that are taken over."""
+        self.reached = Reached.COPIES
+        taken, failed = self._claims.make(self._ssh, store.name, take_over)
+        if failed:
+            self.reached = Reached.CHECKS
+        self._give_up(failed, "not to be had")
+        for address, owner in taken.items():
+            held = owner["held"] or "nothing of it runs"
+            self._say(f"{self._cluster.find(address).name} ({address}): taken from {described(owner)}; {held}")
+        hosts = [host for host in self._cluster.hosts if taken.get(host.address, {}).get("held")]
+        ended = self._ssh.each(hosts, lambda host: stop_processes(self._ssh, host, self._id, release=False))
+        failed = {
+            host.address: HostError(f"{host.name} ({host.address}): cannot be ended: {', '.join(found['left'])}")
+            for host in hosts
+            if not isinstance(found := ended[host.address], HostError) and found["left"]
+        }
+        failed |= {address: error for address, error in ended.items() if isinstance(error, HostError)}
+        self._give_up(failed, "still run another cluster's nodes")
+
+    def _push_keys(self) -> None:
+        found = self._ssh.each(self._cluster.hosts, lambda host: push_keys(self._ssh, host, self._folder))
         self._turns.end("keys")
         self._give_up({a: error for a, error in found.items() if isinstance(error, HostError)}, "without keys")
 
     def _store(self, facts: dict[str, Facts]) -> Path:
-        """Make the store if there is none, and copy it to every host."""
-        from odmoe.clusters.configuration import forms_needed, with_slots
+        """Make the store if there is none, and check that settings and every host go with it."""
+        from odmoe.clusters.configuration import check_joined, forms_needed, with_slots
         from odmoe.text import check_tokenizer
 
         needed = partial(forms_needed, self._settings)
@@ -123,36 +210,38 @@ class _BringUp:
                 settings.model, settings.store, settings.dtype, progress, needed, check_tokenizer, settings.experts
             )
         self._settings = with_slots(settings, opened, len(self._cluster.of("worker_node")))
+        check_joined(self._settings, opened)
         store = opened.path.resolve()
         self._turns.end("store here")
         wanted = replace(self._wanted, store=(store.name, manifest_digest(store), size_of([store])))
-        with_room, without = self._checked(facts, wanted)
-        self._give_up(without, "without room for the store")
-        with copying(self._terminal.console, "store to the hosts") as step:
-            failed = push_store(self._ssh, with_room, store, facts, step)
-        self._turns.end("store there")
-        self._give_up(failed, "without the store")
+        self._give_up(self._checked(facts, wanted), "without room for the store")
         return store
 
-    def _checked(self, facts: dict[str, Facts], wanted: Requirements) -> tuple[list[Host], dict[str, HostError]]:
-        good, bad = [], {}
+    def _push_store(self, facts: dict[str, Facts], store: Path) -> None:
+        with copying(self._terminal.console, "store to the hosts") as step:
+            failed = push_store(self._ssh, self._cluster.hosts, store, facts, step)
+        self._turns.end("store there")
+        self._give_up(failed, "without the store")
+
+    def _checked(self, facts: dict[str, Facts], wanted: Requirements) -> dict[str, HostError]:
+        bad = {}
         for host in self._cluster.hosts:
             try:
                 check(host, facts[host.address], wanted)
-                good.append(host)
             except HostError as error:
                 bad[host.address] = error
-        return good, bad
+        return bad
 
     def _ray(self, facts: dict[str, Facts], until: float) -> None:
         """`ray up`, unless Ray runs on every host with this very code."""
         if not self._runs(facts):
             self._say("ray up: code to the hosts, and Ray on them")
-            end_former(self._ssh, self._cluster, self._folder, self._say)
-            remember(self._folder, self._cluster)
+            self.reached = Reached.NODES
+            remember(self._folder, self._cluster, end_former(self._ssh, self._cluster, self._folder, self._say))
             show = self._say if self._terminal.debug else lambda line: None
             run_ray(self._cluster, self._folder, "up", max(1.0, until - time.monotonic()), show)
             self._digest = shipped(self._folder / "code.tar.gz")
+        self.reached = Reached.NODES
         self._turns.end("ray up")
 
     def _runs(self, facts: dict[str, Facts]) -> bool:
@@ -235,7 +324,9 @@ class _BringUp:
                 why = row["detail"] or f"still {row['state']}"
             self._complain(f"{host.name} ({host.address}): {why}")
         names = ", ".join(host.name for host in behind) or "none"
-        return LaunchError(f"{message}; not ready: {names}; odmoe status {self._cluster.path} shows the hosts")
+        return LaunchError(
+            f"{message}; not ready: {names}; odmoe status {self._cluster.path} shows the hosts, odmoe down ends them"
+        )
 
     def _give_up(self, failed: dict[str, HostError], how: str) -> None:
         """Print every host that failed. Raises LaunchError if any did."""

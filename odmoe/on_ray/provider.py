@@ -29,7 +29,8 @@ from ray.autoscaler.tags import (
 )
 
 from odmoe.machines.cluster_file import Host, parse_cluster, read_hosts
-from odmoe.machines.home import cluster_dir, write_token
+from odmoe.machines.home import cluster_dir, cluster_id, write_token
+from odmoe.machines.owners.claims import check_owner_command
 from odmoe.machines.ship import code_archive
 from scheduler.errors import ConfigError, ODMoEError
 
@@ -37,6 +38,8 @@ HEAD_KEY = "~/ray_bootstrap_key.pem"  # where Ray puts the ssh key on the head
 CODE = "~/odmoe/code.tar.gz"
 TOKEN = "~/odmoe/keys/ray_token"
 ENVIRONMENT = "~/odmoe/code/env.sh"
+REACHED = "uptime"
+"""By this command Ray finds out whether it can reach a host. It repeats one that fails for minutes."""
 STOP_S = 30
 LOOKS = 2
 MISSED_S = 60.0
@@ -134,12 +137,19 @@ class OnPremises(LocalNodeProvider):
             "-o",
             "ServerAliveCountMax=2",
             f"{ssh['user']}@{address}",
-            f". {ENVIRONMENT} && ray stop --grace-period 5",
+            f". {ENVIRONMENT} && {self.check_owner()} && stop_cluster",
         ]
         try:
             subprocess.run(command, timeout=STOP_S, capture_output=True, stdin=subprocess.DEVNULL, check=False)
         except subprocess.TimeoutExpired:
             return
+
+    def check_owner(self) -> str:
+        """A shell command that fails on a host of another cluster."""
+        keys = (
+            Path(TOKEN).expanduser().parent if self.provider_config.get("on_head") else cluster_dir(self.cluster_name)
+        )
+        return check_owner_command(cluster_id(keys) or "")
 
     def get_command_runner(
         self,
@@ -174,12 +184,18 @@ class OnPremises(LocalNodeProvider):
 
 
 class _Runner(SSHCommandRunner):
-    """Runs every command in our environment, those of `ray exec` and `ray attach` included."""
+    """Runs every command in our environment, those of `ray exec` and `ray attach` included, and none but `REACHED` on a
+    host of another cluster."""
 
     def run(self, cmd: str | None = None, *args: Any, **kwargs: Any) -> str:
         if cmd:
-            cmd = f"if [ -f {ENVIRONMENT} ]; then . {ENVIRONMENT}; fi; {cmd}"
+            first = "" if cmd == REACHED else f"{self.provider.check_owner()}; "
+            cmd = f"{first}if [ -f {ENVIRONMENT} ]; then . {ENVIRONMENT}; fi; {cmd}"
         return str(super().run(cmd, *args, **kwargs))
+
+    def run_rsync_up(self, source: str, target: str, options: dict[str, Any] | None = None) -> None:
+        self.run("true")
+        super().run_rsync_up(source, target, options)
 
 
 def complete(config: dict[str, Any]) -> dict[str, Any]:

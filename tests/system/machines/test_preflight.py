@@ -150,11 +150,11 @@ def test_processes_of_the_cluster_are_found_and_ended_and_no_others(hosts: SshHo
         if started[1].stdout:
             started[1].stdout.readline()
         assert len(probe(ssh, hosts.host)["processes"]) == 2
-        done = stop_processes(ssh, hosts.host)
+        done = stop_processes(ssh, hosts.host, None, release=False)
         assert (len(done["stopped"]), done["left"]) == (2, [])
         assert [p.wait(60) for p in started[:2]] == [-signal.SIGTERM, -signal.SIGKILL]
         assert started[2].poll() is None
-        assert stop_processes(ssh, hosts.host) == {"stopped": [], "left": []}
+        assert stop_processes(ssh, hosts.host, None, release=False) == {"stopped": [], "left": []}
     finally:
         for process in started:
             process.kill()

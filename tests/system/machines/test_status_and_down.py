@@ -18,6 +18,7 @@ import pytest
 from odmoe.machines import ray_cli
 from odmoe.machines.down import down
 from odmoe.machines.home import cluster_dir
+from odmoe.machines.owners.claims import launcher
 from odmoe.machines.ssh import Ssh
 from odmoe.machines.status import status
 from odmoe.machines.up import up
@@ -42,7 +43,8 @@ def test_status_of_what_is_ready_and_of_what_is_not(
     up(world.file, world.settings, world.terminal)
     good, text = shown(capsys, lambda: status(world.file))
     assert good
-    head, *rows = text.splitlines()
+    head, *rows, owner = text.splitlines()
+    assert owner.startswith(f"owner: the cluster odmoe-test of {launcher()} ({world.file}), since 20")
     assert head.split()[:3] == ["host", "address", "state"]
     assert [row.split()[:4] for row in rows] == [[h.name, h.address, "ready", "alive"] for h in world.cluster.hosts]
     assert "2.00 GB/s" in rows[2]

@@ -5,6 +5,7 @@ Takes about 100 s on two idle cores: every `up` asks four hosts and copies keys,
 
 from __future__ import annotations
 
+import json
 import os
 import stat
 import sys
@@ -17,11 +18,15 @@ from checkpoint.store import ExpertStore
 from odmoe.machines.certs import ensure_certs
 from odmoe.machines.down import down
 from odmoe.machines.home import cluster_dir, only_one
+from odmoe.machines.owners.claims import launcher
+from odmoe.machines.preflight import probe
 from odmoe.machines.ship import code_digest
+from odmoe.machines.ssh import Ssh
+from odmoe.machines.status import status
 from odmoe.machines.up import up
 from odmoe.settings.settings import Settings
 from odmoe.terminal import Terminal
-from scheduler.errors import ConfigError, CorruptStoreError, LaunchError
+from scheduler.errors import CheckpointError, ConfigError, CorruptStoreError, LaunchError
 from support.machines.pretended_cluster import PretendedCluster
 
 pytestmark = pytest.mark.system
@@ -112,24 +117,157 @@ def test_new_certificates_reach_nodes_that_run(world: PretendedCluster) -> None:
 
 
 def test_a_host_that_leaves_the_file_is_ended(world: PretendedCluster) -> None:
-    """Unless it has another cluster's token by then."""
+    """Unless another cluster has it by then."""
     ready = world.ready()
     world.head(start=[(0, ready)])
     up(world.file, world.settings, world.terminal)
-    token = world.home(3) / "odmoe" / "keys" / "ray_token"
-    ours = token.read_text()
+    claim = world.home(3) / "odmoe" / "owner.json"
+    ours = claim.read_text()
     text = world.file.read_text()
     world.file.write_text(text.replace(", 127.0.99.4", ""))
-    token.write_text("another's")
+    claim.write_text(json.dumps(json.loads(ours) | {"id": "another"}))
     up(world.file, world.settings, world.terminal)
     assert "is no longer in" not in world.stderr()
+    assert processes_of(world, 3)
+    claim.write_text(ours)
     world.file.write_text(text)
     world.head(start=[(0, ready)])
     up(world.file, world.settings, world.terminal)
-    assert token.read_text() == ours
     world.file.write_text(text.replace(", 127.0.99.4", ""))
     down(world.file, world.terminal)
     assert f"127.0.99.4 is no longer in {world.file}: ended sleep" in world.stderr()
+    assert not processes_of(world, 3)
+    assert not claim.exists()
+
+
+def processes_of(world: PretendedCluster, number: int) -> list[str]:
+    with Ssh.of(world.cluster, world.base) as ssh:
+        return list(probe(ssh, world.cluster.hosts[number])["processes"])
+
+
+def other_cluster(world: PretendedCluster, patch: pytest.MonkeyPatch) -> Path:
+    """A file of the same hosts, of another person, who has launched nothing yet."""
+    patch.setenv("XDG_CONFIG_HOME", str(world.base / "other-config"))
+    file = world.base / "other.yaml"
+    file.write_text(world.file.read_text().replace("odmoe-test", "office"))
+    return file
+
+
+def contents(world: PretendedCluster) -> dict[str, bytes]:
+    """What a host has of a cluster, but its stores."""
+    found = {}
+    for number in range(4):
+        folder = world.home(number) / "odmoe"
+        for path in (*folder.glob("keys/*"), folder / "owner.json", folder / "code" / "SHIPPED"):
+            found[str(path)] = path.read_bytes()
+    return found
+
+
+def test_another_file_of_the_same_hosts_changes_nothing(
+    world: PretendedCluster, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Not with a wrong model, not with a right one; `down` and `status` of it neither. All name the owner."""
+    world.head(start=[(0, world.ready())], status=[(0, world.ready())])
+    up(world.file, world.settings, world.terminal)
+    before = contents(world)
+    with monkeypatch.context() as patch:
+        file = other_cluster(world, patch)
+        settings = world.settings.but(cluster=str(file))
+        with pytest.raises(CheckpointError):
+            up(file, settings.but(model=str(world.base / "none")), world.terminal)
+        with pytest.raises(LaunchError, match="4 of 4 hosts not fit"):
+            up(file, settings, world.terminal)
+        owner = f"it belongs to the cluster odmoe-test of {launcher()} ({world.file})"
+        assert world.stderr().count(owner) == 4
+        with pytest.raises(LaunchError, match="4 of 4 hosts belong to another cluster"):
+            down(file, world.terminal)
+        assert world.stderr().count(f"left alone: {owner}") == 4
+        assert not status(file)
+        said = capsys.readouterr().out.splitlines()
+        assert [line.split()[2] for line in said[1:5]] == ["occupied"] * 4
+        assert all(owner in line for line in said[1:5])
+        assert said[5].startswith("head: LaunchError: main (127.0.99.1) belongs to the cluster odmoe-test of ")
+    assert contents(world) == before
+    assert status(world.file)
+    assert all(processes_of(world, number) for number in range(4))
+
+
+def test_hosts_are_taken_over_only_when_asked_for(world: PretendedCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    world.head(start=[(0, world.ready())])
+    up(world.file, world.settings, world.terminal)
+    before = contents(world)
+    with monkeypatch.context() as patch:
+        file = other_cluster(world, patch)
+        up(file, world.settings.but(cluster=str(file)), world.terminal, take_over=True)
+    assert f"main (127.0.99.1): taken from the cluster odmoe-test of {launcher()}" in world.stderr()
+    assert all(contents(world)[path] != content for path, content in before.items() if path.endswith("ray_token"))
+    with pytest.raises(LaunchError, match="4 of 4 hosts belong to another cluster"):
+        down(world.file, world.terminal)
+    assert all(processes_of(world, number) for number in range(4))
+
+
+def test_two_files_of_one_name(world: PretendedCluster) -> None:
+    """Their hosts differ: the first's would be taken for hosts that left the file."""
+    world.head(start=[(0, world.ready())])
+    up(world.file, world.settings, world.terminal)
+    second = world.base / "second.yaml"
+    second.write_text(world.file.read_text().replace(", 127.0.99.4", ""))
+    for work in (lambda: up(second, world.settings, world.terminal), lambda: down(second, world.terminal)):
+        with pytest.raises(LaunchError, match=f"runs from {world.file}, which has other hosts than {second}"):
+            work()
+    assert processes_of(world, 3)
+    moved = world.file.rename(world.base / "moved.yaml")
+    down(moved, world.terminal)
+    assert not processes_of(world, 3)
+
+
+@pytest.mark.parametrize(
+    ("step", "said"),
+    [
+        ("_fit", "no host was changed"),
+        ("_push_keys", "no node was changed. The hosts are claimed, and have some of the copies; odmoe down"),
+        ("_nodes", "Ray and the nodes go on starting, or running, on the hosts; odmoe down"),
+    ],
+)
+def test_what_goes_on_after_an_interrupt(
+    world: PretendedCluster, monkeypatch: pytest.MonkeyPatch, step: str, said: str
+) -> None:
+    world.head(start=[(0, world.ready())])
+
+    def interrupt(self: Any, *_: Any) -> None:
+        self._ssh.close()  # as Ctrl-C does while hosts are asked
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(f"odmoe.machines.up._BringUp.{step}", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            up(world.file, world.settings, world.terminal)
+    assert said in world.stderr()
+    claim = world.home(0) / "odmoe" / "owner.json"
+    assert claim.exists() == (step != "_fit")
+    if claim.exists():
+        assert json.loads(claim.read_text())["launching"] is False
+    up(world.file, world.settings, world.terminal)
+
+
+def test_an_up_that_fails_before_ray_leaves_what_runs(world: PretendedCluster) -> None:
+    """Settings that do not go with the model, a model that is not there, a host without room."""
+    world.head(start=[(0, world.ready())], status=[(0, world.ready())])
+    up(world.file, world.settings, world.terminal)
+    before, running = contents(world), [processes_of(world, number) for number in range(4)]
+    for changes, kind in (
+        ({"model": str(world.base / "none")}, CheckpointError),
+        ({"slots": 1, "system": "fully-cached"}, ConfigError),
+        ({"predictor": "token"}, ConfigError),
+    ):
+        with pytest.raises(kind):
+            up(world.file, world.settings.but(**changes), world.terminal)
+    world.hosts.give_old_python(2)
+    with pytest.raises(LaunchError, match="1 of 4 hosts not fit: worker-0"):
+        up(world.file, world.settings, world.terminal)
+    (world.home(2) / "bin" / "python3").unlink()
+    assert contents(world) == before
+    assert [processes_of(world, number) for number in range(4)] == running
 
 
 def test_one_at_a_time(world: PretendedCluster) -> None:
