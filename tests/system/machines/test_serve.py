@@ -155,7 +155,8 @@ def sessions(hosts: SshHosts) -> list[int]:
     """The host's processes for open ssh connections."""
     config = str(hosts.folder / "config")
     for process in psutil.process_iter(["cmdline"]):
-        if config in " ".join(process.info["cmdline"] or ()) and "[listener]" in process.info["cmdline"][0]:
+        line = " ".join(process.info["cmdline"] or ())
+        if config in line and "[listener]" in line:
             return [session.pid for session in process.children()]
     raise AssertionError("sshd does not run")
 
