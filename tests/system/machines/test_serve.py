@@ -153,12 +153,12 @@ def test_it_ends_when_nobody_reads_its_log_any_more(world: World) -> None:
 
 def sessions(hosts: SshHosts) -> list[int]:
     """The host's processes for open ssh connections."""
-    (listener,) = [
-        int(file.parent.name)
-        for file in Path("/proc").glob("[0-9]*/cmdline")
-        if str(hosts.folder / "config").encode() in file.read_bytes()
-    ]
-    return [process.pid for process in psutil.Process(listener).children()]
+    config = str(hosts.folder / "config")
+    for process in psutil.process_iter(["cmdline"]):
+        line = " ".join(process.info["cmdline"] or ())
+        if config in line and "[listener]" in line:
+            return [session.pid for session in process.children()]
+    raise AssertionError("sshd does not run")
 
 
 def connections(running: Running) -> list[int]:
