@@ -253,7 +253,7 @@ class Conversion:
         from transformers.core_model_loading import convert_and_load_state_dict_in_model
         from transformers.modeling_utils import LoadStateDictConfig
 
-        name, module = self.modules[part.layer]
+        _, module = self.modules[part.layer]
         original = self.parameters[part.layer]
         _set(module, {key: value[part.first : part.last] for key, value in original.items()})
         settings = LoadStateDictConfig(
