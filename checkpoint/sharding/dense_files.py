@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -48,8 +49,12 @@ def write_dense(
         write_settings(source.gguf, folder)
         for file in folder.iterdir():
             _sync(file)
-    for name, data in small_contents(source).items():
-        write_synced(folder / name, data)
+    for file in source.aux_files():
+        if file.name == "config.json" and source.config != without_quantisation(source.config):
+            write_synced(folder / file.name, _plain_config(source))
+        else:
+            shutil.copyfile(file, folder / file.name)
+            _sync(folder / file.name)
     weight_map: dict[str, str] = {}
     for number, part in enumerate(_parts(tensors)):
         name = f"dense-{number:05d}.safetensors"
@@ -66,9 +71,13 @@ def small_contents(source: Source) -> dict[str, bytes]:
     """The content of configuration, tokenizer, templates and generation settings, as the dense part has them:
     config.json is that of the dequantised model. Raises CheckpointError, OSError."""
     found = {file.name: file.read_bytes() for file in source.aux_files()}
-    if "config.json" in found and source.config != (plain := without_quantisation(source.config)):
-        found["config.json"] = json.dumps(plain, indent=1).encode()
+    if "config.json" in found and source.config != without_quantisation(source.config):
+        found["config.json"] = _plain_config(source)
     return found
+
+
+def _plain_config(source: Source) -> bytes:
+    return json.dumps(without_quantisation(source.config), indent=1).encode()
 
 
 def refresh(store: ExpertStore, source: Source) -> ExpertStore:
