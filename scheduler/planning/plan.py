@@ -105,18 +105,18 @@ def make_estimate(setup: Setup, step: Callable[[], None] = lambda: None, each: E
     ideal = replace(whole, setup=at_once(setup), tokens=compared_tokens(setup.model))
     found, quick = each(_first, [whole, ideal])
     step()
-    ratio = found.tokens_per_s / short if short else 1.0
+    unit = short or 1.0
     return Estimate(
         setup=setup,
         profile=profile,
         budget=equation_1(profile, group_size),
         group_size=group_size,
         slots=slots,
-        tried={pair: rate * ratio for pair, rate in tried.items()} | {(group_size, slots): found.tokens_per_s},
+        tried={pair: rate / unit * found.tokens_per_s for pair, rate in tried.items()},
         tokens_per_s=found.tokens_per_s,
         compared=short,
         luck=found.luck,
-        ideal_tokens_per_s=quick * ratio,
+        ideal_tokens_per_s=quick / unit * found.tokens_per_s,
         bound=found.bound,
         where=found.where,
         memory=memory(setup, slots),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -168,7 +169,8 @@ def keys_of(schema: dict[str, Any], where: str = "") -> Iterator[tuple[str, dict
         yield from keys_of(about, f"{where}{name}.")
 
 
-RAY = json.loads((Path(find_spec("ray").origin).parent / "autoscaler" / "ray-schema.json").read_text())
+(_ray,) = (find_spec("ray") or ModuleSpec("ray", None)).submodule_search_locations or ["not installed"]
+RAY = json.loads((Path(_ray) / "autoscaler" / "ray-schema.json").read_text())
 EXAMPLES = {"string": "x", "object": {"x": "y"}, "array": ["x"], "integer": 1000, "number": 5, "boolean": True}
 
 
