@@ -86,13 +86,13 @@ class ServeSettings(Table):
     )
     connections: Count | None = count(
         None,
-        "Connections at once (default: 512, and one for each of --parallel and --queue)",
+        "Connections at once (default: 512, and one an answer that may wait)",
         heading="Service",
         most=MOST_CONNECTIONS,
     )
     address_connections: Count | None = count(
         None,
-        "Connections at once from one address (default: 256, and one for each of --parallel and --queue)",
+        "Connections at once from one address (default: 256, and one an answer that may wait)",
         heading="Service",
         most=MOST_CONNECTIONS,
     )
