@@ -81,14 +81,18 @@ class SlotTable:
     def place(self, demand: Demand, number: int | None = None, avoid: int | None = None) -> None:
         """Share its expert where that is in a slot; else queue it beside another demand for it, else at its home, else
         at worker `number`, else at the least busy one, not `avoid` if there is another. While workers are missing it
-        waits without a worker."""
+        waits without a worker; a suspect also while another is tried."""
+        if demand.lost and demand.confirmed:
+            if self._state.tried not in (None, demand):
+                self._wait(demand)
+                return
+            self._state.tried = demand
         entry = self._entry_for(demand)
         if entry is not None:
             self._share(demand, entry)
             return
         if self._state.shortfall is not None:
-            demand.worker = -1
-            self._state.waiting[demand.seq] = demand
+            self._wait(demand)
             return
         twin = self._twin_of(demand)
         if twin is not None:
@@ -106,6 +110,21 @@ class SlotTable:
         room = worker.free or worker.idle or self._audits.loading(number)
         if room or demand.confirmed or self._state.step.absent:  # else it pre-empts nothing
             self._state.touched.add(number)
+
+    def _wait(self, demand: Demand) -> None:
+        demand.worker = -1
+        self._state.waiting[demand.seq] = demand
+
+    def try_next(self) -> None:
+        """No suspect is under way, and workers are there: the most urgent of those that wait is tried."""
+        if self._state.waiting and self._state.tried is None and self._state.shortfall is None:
+            demand = min(self._state.waiting.values(), key=attrgetter("urgency"))
+            del self._state.waiting[demand.seq]
+            self.place(demand)
+
+    def _end_trial(self, demand: Demand) -> None:
+        if self._state.tried is demand:
+            self._state.tried = None
 
     def spread_anew(self, visits: list[LayerVisit]) -> None:
         """What is queued for these visits, which are due together, goes to the workers that have least to load for
@@ -190,6 +209,7 @@ class SlotTable:
 
     def cancel(self, demand: Demand) -> None:
         """No visit needs it any more. Its expert is evicted, unless it is kept or shared."""
+        self._end_trial(demand)
         self._rows.forget(demand)
         entry = demand.entry
         self.detach(demand)
@@ -225,6 +245,7 @@ class SlotTable:
 
     def computed(self, demand: Demand) -> None:
         """Its last row has come back. If that was the last demand for an expert that is not kept, the slot is free."""
+        self._end_trial(demand)
         entry = demand.entry
         if entry is None:  # hosted
             self.detach(demand)

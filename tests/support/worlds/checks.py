@@ -3,6 +3,8 @@ what is not checked."""
 
 from __future__ import annotations
 
+from collections import Counter
+
 from scheduler import types as t
 from scheduler.core.machine import MAX_FAILURES, Core
 from scheduler.core.slots import PREFETCHES
@@ -54,6 +56,8 @@ def check_settled(books: Books, core: Core) -> None:
     if books.short:
         _check_waiting(books, named, predicted, core)
         return
+    named = _without_suspects(books, named, core)
+    lacking &= named.keys()
     roomy = books.plan.stay and not any(books.audits.computing(worker) for worker in by_worker)
     assert not lacking or not roomy, f"named, not loaded, and there is room: {lacking}"
     _check_waits(books, named, predicted, {*in_slots, *begun}, by_worker)
@@ -100,6 +104,18 @@ def _check_waiting(books: Books, named: Count, predicted: Count, core: Core) -> 
         assert needed <= waiting, f"{needed - waiting} are needed, and do not wait"
     others = [e for e in waiting if e not in named and not books.wanted(t.ExpertId(*e))]
     assert not others, f"{others} wait for nobody"
+
+
+def _without_suspects(books: Books, named: Count, core: Core) -> Count:
+    """Of what lost workers may have loaded or computed, one at a time is tried again, and the others wait for that."""
+    waiting = Counter[Expert](core.snapshot().waiting)
+    if not waiting:
+        return named
+    books.seen["suspects wait"] += 1
+    assert waiting.keys() <= books.suspects & named.keys(), f"{waiting} wait, and workers are there"
+    tried = [expert for expert in books.suspects if named.get(expert, 0) > waiting[expert]]
+    assert tried, f"{waiting} wait, and none is tried"
+    return {expert: count - waiting[expert] for expert, count in named.items() if count > waiting[expert]}
 
 
 def _check_waits(

@@ -86,7 +86,8 @@ class Referee(Listener):
             assert failing == late, f"{failing} fail, and {late} have waited too long"
             books.seen["waited for nothing"] += not books.short
         if isinstance(self._event, t.WorkerJoined | t.WorkerLost) and not books.short:
-            assert not core.snapshot().waiting, "workers are there, and something waits for them"
+            others = set(core.snapshot().waiting) - books.suspects
+            assert not others, f"workers are there, and {others} wait for them"
         assert all(gate.united for gate in self.asked), "the gates of the step have not all fired"
         if isinstance(self._event, t.GateFired) and not books.united:
             assert not commands, f"{commands}, before all gates of the step have fired"
@@ -111,6 +112,7 @@ class Referee(Listener):
         for attempt in self._sealed:
             waiting = [v for v in books.unsent(attempt.load.expert) if v.request not in failing]
             others = books.copies(attempt.load.expert) or self.plan.forms  # prefill in turn waits for the other
+            others = others or attempt.load.expert in core.snapshot().waiting  # a suspect is tried by itself
             assert not waiting or others, f"{attempt.load} leaves, and {waiting} need it"
         check_settled(books, core)
         check_order(books, commands, core)
