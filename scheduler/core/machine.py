@@ -211,13 +211,15 @@ class Core:
             self._slots.set_back(demand)
         for demand in suspects:
             demand.lost = (*demand.lost, event.worker)
-        for demand in counted:
+        over = [demand for demand in counted if demand.failures + 1 >= MAX_FAILURES]
+        failing = {demand.visit.id.request for demand in over if demand.confirmed}
+        for demand in demands:  # before any request fails: others' gates may fire with that
+            if demand not in over and demand.visit.id.request not in failing:
+                self._slots.place(demand)
+        for demand in sorted(counted, key=lambda one: one.confirmed):
             demand.lost_at = self._state.losses
             if self._is_needed(demand):  # its request may have failed with the one before
                 self._failed(demand, _lost_with(demand, event.reason))
-        for demand in demands:
-            if self._is_needed(demand) and demand.worker < 0 and demand.seq not in self._state.waiting:
-                self._slots.place(demand)
 
     def _shows_fault(self, demand: Demand, lost: Worker) -> bool:
         """The worker was alive when it got this demand, and so may have died of it. Workers that all die at once are

@@ -192,6 +192,8 @@ def _check_request(books: Books, one: RequestBooks, stats: RequestStats) -> None
     assert stats.reloads in one.reloads
     assert (stats.host_calls, stats.decode_host_calls) == (one.hosted, one.decode_hosted)
     assert stats.named == one.named
+    if plan.deadly:  # a request may fail, and unite others' gates, by the loss that changes what is present
+        return
     assert stats.present == one.present
     if not plan.failing:
         assert stats.in_time == one.in_time
