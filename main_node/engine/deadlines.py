@@ -182,7 +182,7 @@ class Deadlines:
                 f"{reason}; {', '.join(names)} gave wrong outputs and {'are' if names[1:] else 'is'} not taken back: "
                 f"check {'those machines' if names[1:] else 'that machine'}, and restart the workers"
             )
-        again = sum(self._losses.values()) > len(self._missing)
+        again = max(self._losses.values(), default=0) > 1
         lost = f" or was lost again ({self._lost_often()})" if again else ""
         return (
             f"{reason}; {', '.join(names)} did not come back within {self.worker_wait_s:g} s{lost}: start "

@@ -100,7 +100,9 @@ def test_one_that_goes_again_soon_is_asked_less_often(reconnector_of: Any, monke
     assert pauses == [0.5, 1.0, 2.0, 1.0, 2.0, 0.5, 0.5]
 
 
-def test_one_that_kept_requests_waiting_stays_away_as_long_and_longer_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_that_kept_requests_waiting_stays_away_as_long_and_longer_each_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     pauses: list[float] = []
     reconnector = Reconnector(Site().join, 0.5, 3.0, wasted_s=lambda kind, number: 30.0)
     monkeypatch.setattr(reconnector, "_pause", lambda pause_s: pauses.append(pause_s) or False)
