@@ -23,9 +23,9 @@ _log = logging.getLogger(__name__)
 
 class Reconnector:
     """Tries to connect every lost node until it is back or the cluster is closed: one thread a node. The pauses between
-    its attempts double from `first_s` to `most_s`. They last no longer than `HURRY_S` while `hurried()`. The first pause
-    is at least as long as requests have waited for the node in vain, `wasted_s(kind, number)`, and doubles with each
-    loss that is not forgotten.
+    its attempts double from `first_s` to `most_s`. They last no longer than `HURRY_S` while `hurried()`. The first
+    pause is at least as long as requests have waited for the node in vain, `wasted_s(kind, number)`, and doubles with
+    each loss that is not forgotten.
 
     `join(kind, number)` is one attempt. It connects the node to the engine or raises, within its own deadline, and soon
     after `closing` is set.

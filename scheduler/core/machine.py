@@ -81,8 +81,9 @@ class Core:
         )
         self._tempo = Tempo()
         self.progress = 0
-        """Grows with what brings an open request nearer to its end, a bounded number of times a layer: with a gate, with
-        an expert that a gate waits for and that is loaded or computed, but not with what is done again after a loss."""
+        """Grows with what brings an open request nearer to its end, a bounded number of times a layer: with a gate, and
+        with an expert that a gate waits for and that is loaded or computed. What is done again after a loss does not
+        count, until it is done."""
         self._handlers: dict[type, Callable[[Any], None]] = {
             t.WorkerJoined: self._worker_joined,
             t.WorkerLost: self._worker_lost,

@@ -44,8 +44,8 @@ class Plan:
     `block`: most rows of a pass in decoding. `pausing`: how often a request is not ready when a step begins, since its
     client is slow. `arrive`: the most ticks until a request arrives. `returning`: how often a worker that died comes
     back; `patience`: the ticks for which requests wait for workers that are missing. `auditing`: how often an
-    audit is requested after a fact. `poison`: what kills a worker. `flapping`: the most ticks that a worker lives, while
-    requests are open; 0: workers die of faults alone."""
+    audit is requested after a fact. `poison`: what kills a worker. `flapping`: the most ticks that a worker lives
+    while requests are open; 0: workers die of faults alone."""
 
     seed: int = 0
     slots: tuple[int, ...] = (1, 1, 1, 1)
@@ -198,8 +198,8 @@ def stepping_plan(seed: int) -> Plan:
 
 
 def deadly_plan(seed: int) -> Plan:
-    """Workers that die of an expert, or within ticks whatever they do, and always come back: nothing but the core ends a
-    request."""
+    """Workers that die of an expert, or within ticks whatever they do, and always come back: nothing but the core ends
+    a request."""
     rng = Random(f"deadly {seed}")
     plan = stepping_plan(seed) if rng.random() < 0.5 else choosing_plan(seed)
     plan = replace(plan, returning=1.0, patience=100_000, failing=0.0, faults=())
