@@ -114,8 +114,8 @@ class Core:
         state.now = now
         try:
             self._handlers[type(event)](event)
-            if state.waiting:
-                self._slots.try_next()
+            if state.waiting and (suspect := state.take_suspect()) is not None:
+                self._slots.place(suspect)
             if state.touched:
                 self._slots.fill()
             if state.held_back:

@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from heapq import heappop, heappush
-from operator import attrgetter
 
 from scheduler.core.audits import AuditTable
 from scheduler.core.commands import Commands
@@ -84,7 +83,7 @@ class SlotTable:
         waits without a worker; a suspect also while another is tried."""
         if demand.lost and demand.confirmed:
             if self._state.tried not in (None, demand):
-                self._wait(demand)
+                self._state.wait(demand)
                 return
             self._state.tried = demand
         entry = self._entry_for(demand)
@@ -92,7 +91,7 @@ class SlotTable:
             self._share(demand, entry)
             return
         if self._state.shortfall is not None:
-            self._wait(demand)
+            self._state.wait(demand)
             return
         twin = self._twin_of(demand)
         if twin is not None:
@@ -110,21 +109,6 @@ class SlotTable:
         room = worker.free or worker.idle or self._audits.loading(number)
         if room or demand.confirmed or self._state.step.absent:  # else it pre-empts nothing
             self._state.touched.add(number)
-
-    def _wait(self, demand: Demand) -> None:
-        demand.worker = -1
-        self._state.waiting[demand.seq] = demand
-
-    def try_next(self) -> None:
-        """No suspect is under way, and workers are there: the most urgent of those that wait is tried."""
-        if self._state.waiting and self._state.tried is None and self._state.shortfall is None:
-            demand = min(self._state.waiting.values(), key=attrgetter("urgency"))
-            del self._state.waiting[demand.seq]
-            self.place(demand)
-
-    def _end_trial(self, demand: Demand) -> None:
-        if self._state.tried is demand:
-            self._state.tried = None
 
     def spread_anew(self, visits: list[LayerVisit]) -> None:
         """What is queued for these visits, which are due together, goes to the workers that have least to load for
@@ -174,12 +158,6 @@ class SlotTable:
         else:
             self._dequeue(self._state.workers.get(demand.worker), demand)
 
-    def take_waiting(self) -> list[Demand]:
-        """Those that have waited for a worker, most urgent first. `place` them then."""
-        waiting = sorted(self._state.waiting.values(), key=attrgetter("urgency"))
-        self._state.waiting.clear()
-        return waiting
-
     def reorder(self) -> None:
         """The urgency of queued demands has changed."""
         for number, worker in self._state.workers.items():
@@ -209,7 +187,7 @@ class SlotTable:
 
     def cancel(self, demand: Demand) -> None:
         """No visit needs it any more. Its expert is evicted, unless it is kept or shared."""
-        self._end_trial(demand)
+        self._state.end_trial(demand)
         self._rows.forget(demand)
         entry = demand.entry
         self.detach(demand)
@@ -245,7 +223,7 @@ class SlotTable:
 
     def computed(self, demand: Demand) -> None:
         """Its last row has come back. If that was the last demand for an expert that is not kept, the slot is free."""
-        self._end_trial(demand)
+        self._state.end_trial(demand)
         entry = demand.entry
         if entry is None:  # hosted
             self.detach(demand)

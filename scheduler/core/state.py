@@ -355,3 +355,25 @@ class State:
 
     def __post_init__(self) -> None:
         self.kept = {layer: {} for layer in self.shape.layers}
+
+    def wait(self, demand: Demand) -> None:
+        """For a worker, or for the end of a trial."""
+        demand.worker = -1
+        self.waiting[demand.seq] = demand
+
+    def take_waiting(self) -> list[Demand]:
+        """Those that have waited for a worker, most urgent first; `SlotTable.place` them then."""
+        waiting = sorted(self.waiting.values(), key=_urgency)
+        self.waiting.clear()
+        return waiting
+
+    def take_suspect(self) -> Demand | None:
+        """The most urgent of those that wait, if none is tried and workers are there; `SlotTable.place` it then."""
+        if not self.waiting or self.tried is not None or self.shortfall is not None:
+            return None
+        return self.waiting.pop(min(self.waiting.values(), key=_urgency).seq)
+
+    def end_trial(self, demand: Demand) -> None:
+        """It is computed, or not needed any more."""
+        if self.tried is demand:
+            self.tried = None
