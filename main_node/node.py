@@ -39,7 +39,7 @@ from main_node.shadow_start import ShadowStart
 from main_node.shape import check_prompt, limited, model_shape
 from main_node.steps import PassJob, Steps
 from scheduler import types as t
-from scheduler.errors import ConfigError
+from scheduler.errors import ConfigError, NonFiniteError
 from wire.machine import processor_name
 
 Stopper = Callable[[tuple[str, ...], list[int]], Callable[[int], bool]]
@@ -394,7 +394,12 @@ class MainNode:
     def _choose(self, request: Request, logits: torch.Tensor) -> int:
         if self.on_logits is not None:
             self.on_logits(request.number, to_host(logits)[0])
-        return request.chooser.choose(logits)
+        try:
+            return request.chooser.choose(logits)
+        except NonFiniteError:  # by a worker's fault, or the model's own
+            self.engine.checks.explain(request.number)
+            self.engine.check(request.number)
+            raise
 
     def _note_cache_bytes(self, beside: int = 0) -> None:
         """The caches of open requests take most when one of these ends, or at the end of a block, which keeps bytes

@@ -285,6 +285,14 @@ class WorkerWaitExpired:
 
 
 @_message
+class RequestsStalled:
+    """For too long, no expert that a layer waits for was loaded or computed, though workers may be there. The requests
+    of such layers fail."""
+
+    reason: str
+
+
+@_message
 class AuditRequested:
     """`rows` rows that a worker has computed are to be computed again by another one, not by those in `avoid`.
 
@@ -315,6 +323,7 @@ Event = (
     | ComputeFailed
     | TokenDecoded
     | WorkerWaitExpired
+    | RequestsStalled
     | AuditRequested
 )
 

@@ -33,6 +33,20 @@ def is_intact(message: Computed) -> bool:
     return not message.checksum or tensor_checksum(message.output) == message.checksum
 
 
+def is_usable(output: torch.Tensor) -> bool:
+    """Its norm is a finite float32: the model's own normalisation could not use any other, though each element may be
+    finite."""
+    flat = output.flatten()
+    total = torch.dot(flat, flat).item()
+    return total - total == 0 or bool(torch.linalg.vector_norm(flat, dtype=torch.float32).square().isfinite())
+
+
+def gains(output: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
+    """How many times as long each row [n, H] of an output is as the row that it was computed from: [n], float32."""
+    norm = torch.linalg.vector_norm
+    return norm(output, dim=-1, dtype=torch.float32) / norm(hidden, dim=-1, dtype=torch.float32)
+
+
 def is_finite(tensor: torch.Tensor) -> bool:
     """No element is NaN or infinite.
 

@@ -87,6 +87,10 @@ class Suspects:
             source.proof = source.faults
         return bool(source.proof)
 
+    def banned(self) -> set[int]:
+        """Workers whose latest processes are not taken back."""
+        return {number for number, source in self._sources.items() if source.proof}
+
     def facts(self) -> dict[int, str]:
         """Worker -> its faults since the cluster started, ascending. Without those that have none."""
         found = {number: source.faults for number, source in self._sources.items() if source.faults}

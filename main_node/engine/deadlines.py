@@ -5,12 +5,13 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable
 from typing import Any, Protocol
 
 from main_node.engine.peers import Peers
 from scheduler import types as t
-from scheduler.core.machine import Core
+from scheduler.core.machine import MAX_FAILURES, Core
 from scheduler.errors import DeadlineError
 
 _log = logging.getLogger(__name__)
@@ -38,10 +39,18 @@ class Deadlines:
     Methods are called with the engine's lock held.
     """
 
-    def __init__(self, engine: Watched, lock: threading.RLock, worker_wait_s: float, shadow_s: float) -> None:
+    def __init__(
+        self,
+        engine: Watched,
+        lock: threading.RLock,
+        worker_wait_s: float,
+        shadow_s: float,
+        answer_s: float = 30.0,
+    ) -> None:
         """`worker_wait_s`: how long open requests wait for workers that are missing. `shadow_s`: how long a shadow may
-        owe predictions and send none."""
+        owe predictions and send none. `answer_s`: how long a worker may owe answers and give none."""
         self.worker_wait_s = worker_wait_s
+        self.answer_s = answer_s
         self.shadow_s = shadow_s
         self.waited_s = 0.0
         """How long requests have waited for missing workers so far. May be read from any thread."""
@@ -54,7 +63,13 @@ class Deadlines:
         self._missing: set[int] = set()
         """Workers that were lost and are not back."""
         self._short_s = 0.0
-        """How long open requests have waited for the workers that are missing now."""
+        """How long workers have been missing since a layer last made progress."""
+        self._stalled_s = 0.0
+        """How long a layer has waited for experts since it last made progress."""
+        self._progress = 0
+        """`Core.progress` at the last look."""
+        self._losses: Counter[int] = Counter()
+        """How often each worker was lost since then."""
         self._patience = 1.0
         """By how much a shadow may be silent for longer. Doubles with each loss, so that one that reads a prompt slowly
         gets to its end at some time."""
@@ -101,14 +116,20 @@ class Deadlines:
         if handler is not None:
             handler(event)
 
+    @property
+    def stall_s(self) -> float:
+        """A layer that gets nothing new for so long ends its request: as long as its workers may be missing, and one
+        after the other may be silent."""
+        return self.worker_wait_s + MAX_FAILURES * self.answer_s
+
     def _worker_lost(self, event: t.WorkerLost) -> None:
         self._missing.add(event.worker)
+        self._losses[event.worker] += 1
         self._expire_at_once()
 
     def _worker_joined(self, event: t.WorkerJoined) -> None:
         self._missing.discard(event.worker)
-        if not self.short:
-            self._short_s = 0.0
+        self._note_progress()
 
     def _request_opened(self, event: t.RequestOpened) -> None:
         self._opened[event.request] = time.monotonic()
@@ -138,22 +159,39 @@ class Deadlines:
     # --- expiry -------------------------------------------------------------------------------------------------
 
     def _expire_at_once(self) -> None:
-        if not self.worker_wait_s and self._opened and self.short:
+        if self._opened and self.short and (not self.worker_wait_s or self._nobody_comes_back()):
             self._expire()
 
+    def _nobody_comes_back(self) -> bool:
+        """All that are missing gave wrong outputs: only other processes could take their places."""
+        return bool(self._missing) and self._missing <= self._engine.peers.banned()
+
     def _expire(self) -> None:
+        reason = self._reason()
         self._short_s = 0.0
-        self._engine.post(t.WorkerWaitExpired(self._reason()))
+        self._losses.clear()
+        self._engine.post(t.WorkerWaitExpired(reason))
 
     def _reason(self) -> str:
         reason = self._engine.core.shortfall or ""
         if not self.worker_wait_s:
             return reason
         names = [f"worker {number}" for number in sorted(self._missing)] or ["a worker"]
+        if self._nobody_comes_back():
+            return (
+                f"{reason}; {', '.join(names)} gave wrong outputs and {'are' if names[1:] else 'is'} not taken back: "
+                f"check {'those machines' if names[1:] else 'that machine'}, and restart the workers"
+            )
+        again = max(self._losses.values(), default=0) > 1
+        lost = f" or was lost again ({self._lost_often()})" if again else ""
         return (
-            f"{reason}; {', '.join(names)} did not come back within {self.worker_wait_s:g} s: start "
+            f"{reason}; {', '.join(names)} did not come back within {self.worker_wait_s:g} s{lost}: start "
             f"{'them' if names[1:] else 'it'} again, or wait longer with --worker-wait"
         )
+
+    def _lost_often(self) -> str:
+        times = [f"worker {number} {count} time{'s' * (count > 1)}" for number, count in sorted(self._losses.items())]
+        return "lost meanwhile: " + (", ".join(times) or "no worker")
 
     # --- time ---------------------------------------------------------------------------------------------------
 
@@ -186,12 +224,31 @@ class Deadlines:
                 _log.exception("a deadline could not be kept")
             return None
 
+    def _note_progress(self) -> None:
+        """Waiting begins anew where a layer has got something new, or nothing waits; not where workers come and go."""
+        core = self._engine.core
+        if core.progress != self._progress or not (self.short or core.awaits_experts):
+            self._progress = core.progress
+            self._short_s = self._stalled_s = 0.0
+            self._losses.clear()
+
     def _look_at_workers(self, passed_s: float) -> None:
+        self._note_progress()
+        if self._engine.core.awaits_experts:
+            self._stalled_s += passed_s
         if self.short:
             self.waited_s += passed_s
             self._short_s += passed_s
             if self._short_s >= self.worker_wait_s:
                 self._expire()
+        elif self._stalled_s >= self.stall_s:
+            self._stalled_s = 0.0
+            self._engine.post(
+                t.RequestsStalled(
+                    f"its layer waits for experts, and for {self.stall_s:g} s none was loaded or computed "
+                    f"({self._lost_often()}); look into the workers' logs"
+                )
+            )
 
     def _look_at_shadow(self, passed_s: float) -> DeadlineError | None:
         """Returns an error where it has been silent for too long."""

@@ -68,7 +68,7 @@ class Engine:
         self.peers = Peers(self, self._changed, hello, answer_s, limits or limits_of_shape(core.shape))
         self._arbiter = arbiter
         self.checks = OutputChecks(self.peers, self._changed, self._withdraw, audits, arbiter)
-        self.deadlines = Deadlines(self, self._lock, worker_wait_s, shadow_s)
+        self.deadlines = Deadlines(self, self._lock, worker_wait_s, shadow_s, answer_s)
         self.on_draft: Callable[[w.Draft], None] = lambda draft: None
         """Called with each token that the shadow drafts, without the lock."""
         self._inbox: list[t.Event] = []

@@ -14,7 +14,7 @@ import torch
 from checkpoint.devices.transfer import to_host
 from main_node.checks.arbiter import Arbiter
 from main_node.checks.audits import MOST_BYTES, SMALLER, Audits, Case, agree, in_doubt, liars
-from main_node.checks.outputs import is_finite, is_intact, read_output
+from main_node.checks.outputs import gains, is_finite, is_intact, is_usable, read_output
 from main_node.checks.suspects import Source
 from main_node.engine.layer import LayerWork
 from main_node.engine.peers import Peers
@@ -22,9 +22,11 @@ from scheduler import types as t
 from scheduler.errors import ODMoEError, ProtocolError
 from wire import messages as w
 
-NOT_FINITE, DAMAGED = "not finite", "with a wrong checksum"
+NOT_FINITE, DAMAGED = "not finite, or too large to go on with", "with a wrong checksum"
 """Faults of outputs that may be accidents."""
 UNTRUSTED = "though it is not trusted any more"
+LARGE_GAIN = 100.0
+"""An output that is so many times as long as its input is compared at once with what the main node computes."""
 SETTLE_S = 5.0
 """Longest wait of an answer's report for the arbiter."""
 
@@ -58,6 +60,8 @@ class OutputChecks:
         """Open requests whose answers may have a wrong output."""
         self._disputes: dict[Case, set[Source]] = {}
         """Waiting for the arbiter -> workers of which at least one gave a wrong output."""
+        self._largest: dict[int, tuple[float, Case]] = {}
+        """Open request -> the row of an output that grew most, and how many times."""
         self._smaller: set[tuple[int, int]] = set()
         """Worker and slot of experts in a smaller form."""
 
@@ -69,6 +73,7 @@ class OutputChecks:
     def closed(self, request: int) -> None:
         self._used.pop(request, None)
         self._doubted.discard(request)
+        self._largest.pop(request, None)
 
     def settle(self, request: int) -> bool:
         """Wait for the arbiter where it decides about a worker with an output in this answer. Whether the answer is
@@ -105,7 +110,7 @@ class OutputChecks:
             return DAMAGED
         before = layer.not_finite.pop((call.expert.expert, call.start), None)
         # To look at an output that stays on the main model's own device would cost a wait each: the logits tell.
-        if not output.is_cpu or is_finite(output):
+        if not output.is_cpu or is_usable(output):
             if before is not None:
                 self._mark(before, NOT_FINITE)
         elif before is not None:
@@ -126,9 +131,44 @@ class OutputChecks:
         used = self._used.get(call.visit.request)
         if used is not None:
             used.add(source)
+        if output.is_cpu and used is not None:
+            self._note_gain(call, source, hidden, weights, output)
         layer.keep(call, output)
         self.computations += 1
         return ""
+
+    def _note_gain(
+        self, call: t.Compute, source: Source, hidden: torch.Tensor, weights: torch.Tensor, output: torch.Tensor
+    ) -> None:
+        """Keep each request's row that grew most: where its logits are not finite, the arbiter begins there."""
+        if (call.worker, call.slot) in self._smaller:
+            return
+        most, row = gains(output, hidden).max(0)
+        gain, at = most.item(), int(row)
+        known = self._largest.get(call.visit.request)
+        if known is not None and not gain > known[0]:
+            return
+        rows = slice(at, at + 1)
+        outputs = {source: output[rows].clone()}
+        case = Case(call.visit.request, call.expert, hidden[rows].clone(), weights[rows].clone(), outputs)
+        self._largest[call.visit.request] = gain, case
+        if gain > LARGE_GAIN:
+            self._arbitrate_alone(case)
+
+    def _arbitrate_alone(self, case: Case) -> None:
+        """One worker's output is to be compared with the main node's."""
+        self._disputes[case] = set(case.outputs)
+        if not self._arbitrate(case):
+            del self._disputes[case]
+
+    def explain(self, request: int) -> None:
+        """A request's logits are not finite: was that a worker? Waits for the arbiter; an answer with an output of a
+        worker that lied is withdrawn then. Called without the lock."""
+        with self._changed:
+            known = self._largest.pop(request, None)
+            if known is not None:
+                self._arbitrate_alone(known[1])
+        self.settle(request)
 
     def _read(
         self, source: Source, message: w.Computed, hidden: torch.Tensor, weights: torch.Tensor
@@ -206,7 +246,7 @@ class OutputChecks:
         output = self._read(source, message, case.hidden, case.weights)
         if output is None:
             return DAMAGED
-        if not is_finite(output):
+        if not is_usable(output):
             self._mark(source, NOT_FINITE)
             return NOT_FINITE
         if (call.worker, call.slot) in self._smaller:

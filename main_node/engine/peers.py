@@ -75,6 +75,7 @@ class Peers:
         self._closed = False
         self._near: dict[int, torch.device] = {}
         """Worker of this process -> its device."""
+        self._silent_s: dict[int, float] = {}
         self._outgoing: dict[int, list[w.Message]] = {}
         self._flushing = False
 
@@ -112,6 +113,7 @@ class Peers:
                 self._near[number] = torch.device(ready.device)
             self.roster.joined("worker", number, ready, round_trip_s, peer.traffic)
             self.suspects.joined(number, ready)
+            self._silent_s.pop(number, None)
             self._listener.post(joined)
         return ready
 
@@ -254,6 +256,7 @@ class Peers:
         with self._changed:
             silent = [(number, self.workers[number]) for number in self.owed.silent()]
         for number, peer in silent:
+            self._silent_s[number] = answer_s
             error = DeadlineError(f"worker {number} has not answered for {answer_s:g} s")
             self._worker_lost(number, peer, error)
         with self._changed:
@@ -352,6 +355,15 @@ class Peers:
         """Workers of which a wrong output is known."""
         with self._changed:
             return set(self.suspects.facts())
+
+    def banned(self) -> set[int]:
+        """See `Suspects.banned`. With the lock held."""
+        return self.suspects.banned()
+
+    def wasted_s(self, role: Role, number: int) -> float:
+        """How long its last silence lasted before it was lost: requests may have waited for it. 0: it was not
+        silent."""
+        return self._silent_s.get(number, 0.0) if role == "worker" else 0.0
 
     def nodes(self) -> list[NodeFacts]:
         """See `Roster.facts`."""

@@ -12,7 +12,9 @@ from scheduler.errors import WrongOutputError
 from wire.base import Role
 
 STEADY_S = 60.0
-"""A node that is lost again sooner than this after its return is tried with the next longer pause."""
+"""A loss is forgotten after each so many seconds of service."""
+MOST_DOUBLINGS = 5
+"""How often the first pause doubles: a node that is lost again and again costs requests a small share of their time."""
 HURRY_S = 0.1
 """Pause where requests wait for a worker."""
 
@@ -21,7 +23,9 @@ _log = logging.getLogger(__name__)
 
 class Reconnector:
     """Tries to connect every lost node until it is back or the cluster is closed: one thread a node. The pauses between
-    its attempts double from `first_s` to `most_s`. They last no longer than `HURRY_S` while `hurried()`.
+    its attempts double from `first_s` to `most_s`. They last no longer than `HURRY_S` while `hurried()`. The first
+    pause is at least as long as requests have waited for the node in vain, `wasted_s(kind, number)`, and doubles with
+    each loss that is not forgotten.
 
     `join(kind, number)` is one attempt. It connects the node to the engine or raises, within its own deadline, and soon
     after `closing` is set.
@@ -33,14 +37,17 @@ class Reconnector:
         first_s: float = 0.5,
         most_s: float = 3.0,
         hurried: Callable[[], bool] = lambda: False,
+        wasted_s: Callable[[Role, int], float] = lambda kind, number: 0.0,
     ) -> None:
         self.closing = threading.Event()
         self._join = join
         self._first_s, self._most_s = first_s, most_s
         self._hurried = hurried
+        self._wasted_s = wasted_s
         self._lock = threading.Lock()
         self._missing: dict[tuple[Role, int], bool] = {}  # True: lost since its last attempt began
-        self._returned: dict[tuple[Role, int], tuple[float, float]] = {}  # when, and after which first pause
+        self._returned: dict[tuple[Role, int], float] = {}  # when
+        self._losses: dict[tuple[Role, int], int] = {}  # that are not forgotten
         self._threads: set[threading.Thread] = set()
         self._refused: set[tuple[Role, int]] = set()  # of which that was logged
 
@@ -60,9 +67,9 @@ class Reconnector:
 
     def _bring_back(self, kind: Role, number: int) -> None:
         node = (kind, number)
-        when, before_s = self._returned.get(node, (-STEADY_S, self._first_s))
-        first_s = self._first_s if time.monotonic() - when > STEADY_S else self._longer(before_s)
-        pause_s = first_s
+        pause_s = self._first_pause_s(node)
+        if pause_s > self._most_s:
+            _log.warning("%s %d was lost too often or was silent: it is tried again in %g s", kind, number, pause_s)
         while not self._pause(pause_s):
             with self._lock:
                 self._missing[node] = False
@@ -70,11 +77,19 @@ class Reconnector:
             with self._lock:
                 if joined and not self._missing[node]:
                     del self._missing[node]
-                    self._returned[node] = (time.monotonic(), first_s)
+                    self._returned[node] = time.monotonic()
                     break
             pause_s = self._longer(pause_s)
         with self._lock:
             self._threads.discard(threading.current_thread())
+
+    def _first_pause_s(self, node: tuple[Role, int]) -> float:
+        """Of this loss, which is counted."""
+        losses, served_s = self._losses.get(node, 0), time.monotonic() - self._returned.get(node, 0.0)
+        while losses and served_s > STEADY_S:
+            losses, served_s = losses - 1, served_s - STEADY_S
+        self._losses[node] = losses + 1
+        return max(self._first_s, self._wasted_s(*node)) * 2.0 ** min(losses, MOST_DOUBLINGS)
 
     def _pause(self, pause_s: float) -> bool:
         """True when closed meanwhile."""
@@ -124,6 +139,6 @@ def keep_connected(engine: Engine, deadline_s: float) -> Reconnector:
         else:
             peers.add_shadow(connect, deadline_s)
 
-    made = Reconnector(join, hurried=engine.waiting)
+    made = Reconnector(join, hurried=engine.waiting, wasted_s=peers.wasted_s)
     peers.on_lost = made.lost
     return made

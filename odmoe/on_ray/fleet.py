@@ -40,7 +40,7 @@ class Fleet:
     host."""
 
     def __init__(self, engine: Engine, settings: Settings, store: str, emulation: Emulation | None) -> None:
-        self.reconnector = Reconnector(self.join, hurried=engine.waiting)
+        self.reconnector = Reconnector(self.join, hurried=engine.waiting, wasted_s=engine.peers.wasted_s)
         engine.peers.on_lost = self._lost
         self._engine = engine
         self._settings = settings

@@ -33,7 +33,7 @@ from scheduler.core.passes import PassTracker
 from scheduler.core.shadow import ShadowFollower
 from scheduler.core.slots import SlotTable
 from scheduler.core.snapshot import CoreSnapshot, snapshot
-from scheduler.core.state import Demand, Request, SlotEntry, State
+from scheduler.core.state import Demand, Request, SlotEntry, State, Worker
 from scheduler.core.stats import RequestStats
 from scheduler.core.tempo import Tempo
 from scheduler.core.workers import WorkerTable
@@ -80,6 +80,10 @@ class Core:
             state, commands, self._workers, self._slots, self._shadow, strategy, plans=prefill == "ahead"
         )
         self._tempo = Tempo()
+        self.progress = 0
+        """Grows with what brings an open request nearer to its end, a bounded number of times a layer: with a gate, and
+        with an expert that a gate waits for and that is loaded or computed. What is done again after a loss does not
+        count, until it is done."""
         self._handlers: dict[type, Callable[[Any], None]] = {
             t.WorkerJoined: self._worker_joined,
             t.WorkerLost: self._worker_lost,
@@ -97,6 +101,7 @@ class Core:
             t.ComputeFailed: self._compute_failed,
             t.TokenDecoded: self._token_decoded,
             t.WorkerWaitExpired: self._worker_wait_expired,
+            t.RequestsStalled: self._requests_stalled,
             t.AuditRequested: self._audits.begin,
         }
 
@@ -109,6 +114,8 @@ class Core:
         state.now = now
         try:
             self._handlers[type(event)](event)
+            if state.waiting and (suspect := state.take_suspect()) is not None:
+                self._slots.place(suspect)
             if state.touched:
                 self._slots.fill()
             if state.held_back:
@@ -142,6 +149,11 @@ class Core:
         """What is missing, while open requests wait for workers: none is connected, or those that are cannot hold what
         the policy keeps. None: nothing."""
         return self._state.shortfall
+
+    @property
+    def awaits_experts(self) -> bool:
+        """A gate has fired, and experts that it chose are still to be computed."""
+        return any(visit.uncomputed for visit in self._state.visits.values())
 
     @property
     def stats(self) -> dict[int, RequestStats]:
@@ -190,20 +202,47 @@ class Core:
         lost = self._workers.lost(event)
         if lost is None:
             return
+        suspects = lost.under_way()
+        counted = [demand for demand in suspects if self._shows_fault(demand, lost)]
         self._periods.disturbed()
         self._slots.worker_lost(lost)
         self._audits.worker_lost(event.worker)
         demands = sorted(lost.demands(), key=lambda demand: demand.urgency)
         for demand in demands:
             self._slots.set_back(demand)
-        for demand in demands:
-            self._slots.place(demand)
+        for demand in suspects:
+            demand.lost = (*demand.lost, event.worker)
+        over = [demand for demand in counted if demand.failures + 1 >= MAX_FAILURES]
+        failing = {demand.visit.id.request for demand in over if demand.confirmed}
+        for demand in demands:  # before any request fails: others' gates may fire with that
+            if demand not in over and demand.visit.id.request not in failing:
+                self._slots.place(demand)
+        for demand in sorted(counted, key=lambda one: one.confirmed):
+            demand.lost_at = self._state.losses
+            if self._is_needed(demand):  # its request may have failed with the one before
+                self._failed(demand, _lost_with(demand, event.reason))
+
+    def _shows_fault(self, demand: Demand, lost: Worker) -> bool:
+        """The worker was alive when it got this demand, and so may have died of it. Workers that all die at once are
+        noticed one after the other, and the first one's demands are sent to the others meanwhile."""
+        again = lost.joined_at >= demand.lost_at
+        loaded_here = demand.entry is not None and demand.entry.loaded and not demand.hit
+        return not demand.lost or again or loaded_here
+
+    def _is_needed(self, demand: Demand) -> bool:
+        visit = demand.visit
+        return self._state.visits.get(visit.id) is visit and visit.demands.get(demand.key) is demand
 
     def _worker_wait_expired(self, event: t.WorkerWaitExpired) -> None:
         if self.shortfall is not None:
             self._passes.end_step()
             for request in list(self._state.requests):
                 self._fail(request, event.reason)
+
+    def _requests_stalled(self, event: t.RequestsStalled) -> None:
+        stalled = {key.request: None for key, visit in self._state.visits.items() if visit.uncomputed}
+        for request in stalled:
+            self._fail(request, event.reason)
 
     # --- requests and the shadow --------------------------------------------------------------------------------
 
@@ -277,6 +316,7 @@ class Core:
         request = self._state.requests.get(event.visit.request)
         if request is None:
             return
+        self.progress += 1
         if not request.prefilling:
             self._tempo.gate(self._state.now, request.stats.stall_s)
         self._passes.gate_fired(event)
@@ -289,9 +329,12 @@ class Core:
             self._audits.load_ended(event.load_id)
             return
         entry.stats.bytes_loaded += event.nbytes
+        self.progress += any(user.confirmed and not user.lost for user in entry.users)
         self._slots.loaded(entry)
 
     def _compute_ended(self, event: t.ComputeEnded) -> None:
+        asked = self._state.calls.get(event.call_id)
+        self.progress += asked is not None and not (asked.lost and asked.calls[1:])
         demand = self._rows.answered(event.call_id)
         if demand is None:
             self._audits.computed(event.call_id)
@@ -348,3 +391,11 @@ class Core:
             visit.unloadable += (expert,)
             self._slots.cancel(visit.demands.pop(demand.key))
         return True
+
+
+def _lost_with(demand: Demand, reason: str) -> str:
+    names = [f"worker {number}" for number in dict.fromkeys(demand.lost)]
+    return (
+        f"{', '.join(names)} {'were' if names[1:] else 'was'} lost while loading or computing it, the last with: "
+        f"{reason}; look into the workers' logs"
+    )

@@ -229,7 +229,7 @@ class PassTracker:
     def workers_back(self) -> None:
         """They can hold again what must be in slots: what has waited for them gets a worker. Warm-ups that are due
         begin, and prefill assigns as many layers as there are slots for."""
-        for demand in self._slots.take_waiting():
+        for demand in self._state.take_waiting():
             self._slots.place(demand)
         for number, request in self._state.requests.items():
             if request.cold:

@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from heapq import heappop, heappush
-from operator import attrgetter
 
 from scheduler.core.audits import AuditTable
 from scheduler.core.commands import Commands
@@ -81,14 +80,18 @@ class SlotTable:
     def place(self, demand: Demand, number: int | None = None, avoid: int | None = None) -> None:
         """Share its expert where that is in a slot; else queue it beside another demand for it, else at its home, else
         at worker `number`, else at the least busy one, not `avoid` if there is another. While workers are missing it
-        waits without a worker."""
+        waits without a worker; a suspect also while another is tried."""
+        if demand.lost and demand.confirmed:
+            if self._state.tried not in (None, demand):
+                self._state.wait(demand)
+                return
+            self._state.tried = demand
         entry = self._entry_for(demand)
         if entry is not None:
             self._share(demand, entry)
             return
         if self._state.shortfall is not None:
-            demand.worker = -1
-            self._state.waiting[demand.seq] = demand
+            self._state.wait(demand)
             return
         twin = self._twin_of(demand)
         if twin is not None:
@@ -155,12 +158,6 @@ class SlotTable:
         else:
             self._dequeue(self._state.workers.get(demand.worker), demand)
 
-    def take_waiting(self) -> list[Demand]:
-        """Those that have waited for a worker, most urgent first. `place` them then."""
-        waiting = sorted(self._state.waiting.values(), key=attrgetter("urgency"))
-        self._state.waiting.clear()
-        return waiting
-
     def reorder(self) -> None:
         """The urgency of queued demands has changed."""
         for number, worker in self._state.workers.items():
@@ -190,6 +187,7 @@ class SlotTable:
 
     def cancel(self, demand: Demand) -> None:
         """No visit needs it any more. Its expert is evicted, unless it is kept or shared."""
+        self._state.end_trial(demand)
         self._rows.forget(demand)
         entry = demand.entry
         self.detach(demand)
@@ -225,6 +223,7 @@ class SlotTable:
 
     def computed(self, demand: Demand) -> None:
         """Its last row has come back. If that was the last demand for an expert that is not kept, the slot is free."""
+        self._state.end_trial(demand)
         entry = demand.entry
         if entry is None:  # hosted
             self.detach(demand)

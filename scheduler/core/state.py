@@ -187,6 +187,10 @@ class Demand:
     hit: bool = False
     """It shares an expert whose load was begun for another demand."""
     failures: int = 0
+    lost: tuple[int, ...] = ()
+    """Workers that were lost while they may have loaded or computed it: it is suspect."""
+    lost_at: int = 0
+    """`State.losses` at the last of these losses that counts as its failure."""
     rows: int = 0
     """How many rows it computes."""
     calls: list[int] = field(default_factory=list)
@@ -233,6 +237,8 @@ class Worker:
     """What a host place computes, by `Demand.seq`."""
     backlog: int = 0
     """Confirmed demands that are still to be computed here."""
+    joined_at: int = 0
+    """`State.losses` when it joined."""
 
     def enqueue(self, demand: Demand) -> None:
         queue = self.queue
@@ -271,6 +277,13 @@ class Worker:
         """What can be put off: in a slot for a prefetch only, and needed last."""
         entries = [entry for entry in among if entry is not None and entry.users and not entry.confirmed]
         return max(entries, key=_urgency, default=None)
+
+    def under_way(self) -> list[Demand]:
+        """What it loads just now, or may be computing: outputs may have been on their way, so any that it owes."""
+        loading = self.link[0].users if self.link else []
+        loaded = [entry for entry in self.slots if entry is not None and entry.loaded]
+        computing = [user for entry in loaded for user in entry.users if user.calls]
+        return [*loading, *computing, *self.hosted.values()]
 
     def demands(self) -> Iterator[Demand]:
         for entry in self.slots:
@@ -326,7 +339,13 @@ class State:
     shortfall: str | None = "no worker is connected"
     """What is missing, while the workers cannot hold what must be in slots."""
     waiting: dict[int, Demand] = field(default_factory=dict)
-    """Demands without a worker, by `Demand.seq`: they get one when the shortfall is over."""
+    """Demands without a worker, by `Demand.seq`: they get one when the shortfall is over. Suspects among them get one
+    when no other is `tried`."""
+    tried: Demand | None = None
+    """The suspect that is being loaded or computed again. Only one is at a time: if its worker is lost too, the others
+    had no part in that."""
+    losses: int = 0
+    """Of workers so far."""
     spread: dict[int, Counter[int]] = field(default_factory=dict)
     """`LayerVisit.due` -> worker -> experts that were queued there for that layer, where several rows need it."""
     touched: set[int] = field(default_factory=set)
@@ -336,3 +355,25 @@ class State:
 
     def __post_init__(self) -> None:
         self.kept = {layer: {} for layer in self.shape.layers}
+
+    def wait(self, demand: Demand) -> None:
+        """For a worker, or for the end of a trial."""
+        demand.worker = -1
+        self.waiting[demand.seq] = demand
+
+    def take_waiting(self) -> list[Demand]:
+        """Those that have waited for a worker, most urgent first; `SlotTable.place` them then."""
+        waiting = sorted(self.waiting.values(), key=_urgency)
+        self.waiting.clear()
+        return waiting
+
+    def take_suspect(self) -> Demand | None:
+        """The most urgent of those that wait, if none is tried and workers are there; `SlotTable.place` it then."""
+        if not self.waiting or self.tried is not None or self.shortfall is not None:
+            return None
+        return self.waiting.pop(min(self.waiting.values(), key=_urgency).seq)
+
+    def end_trial(self, demand: Demand) -> None:
+        """It is computed, or not needed any more."""
+        if self.tried is demand:
+            self.tried = None

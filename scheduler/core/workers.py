@@ -58,7 +58,8 @@ class WorkerTable:
         number, slots = event.worker, event.slots
         if slots < 0:
             raise ConfigError(f"worker {number} has {slots} slots; allowed: 0 (a host place), 1, 2, ...")
-        self._state.workers[number] = Worker(number, event, [None] * slots, list(range(slots)))
+        free, losses = list(range(slots)), self._state.losses
+        self._state.workers[number] = Worker(number, event, [None] * slots, free, joined_at=losses)
         if not slots:
             self.hosts = tuple(sorted((*self.hosts, number)))
             return
@@ -74,6 +75,7 @@ class WorkerTable:
         worker = self._state.workers.pop(number, None)
         if worker is None:
             return None
+        self._state.losses += 1
         self.hosts = tuple(n for n in self.hosts if n != number)
         if number not in self.live:
             return worker

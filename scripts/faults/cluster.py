@@ -36,7 +36,7 @@ class GrpcCluster:
         self._settings = settings
         self._addresses: dict[Role, Sequence[str]] = {"worker": workers, "shadow": [shadow] if shadow else []}
         engine = make_engine(settings, store, configuration)
-        self.reconnector = Reconnector(self._join)
+        self.reconnector = Reconnector(self._join, hurried=engine.waiting, wasted_s=engine.peers.wasted_s)
         try:
             self.main = make_main(settings, store, engine, None)
             engine.peers.on_lost = self.reconnector.lost

@@ -34,6 +34,9 @@ def _flip(output: torch.Tensor, draw: random.Random) -> torch.Tensor:
 CHANGES: dict[str, Change] = {
     "nan": _with_element(float("nan")),
     "infinity": _with_element(float("inf")),
+    "huge": lambda output, draw: torch.full_like(output, torch.finfo(output.dtype).max * 0.9),
+    "large": lambda output, draw: torch.full_like(output, 1e15),
+    "one huge element": _with_element(3e38),
     "bit flip": _flip,
     "zeros": lambda output, draw: torch.zeros_like(output),
     "scaled": lambda output, draw: output * 1.01,

@@ -12,6 +12,7 @@ import torch
 
 from checkpoint.expert import ExpertArithmetic
 
+SILENCE_S = 3600.0
 LOAD_FAULTS: dict[str, Callable[[], Exception]] = {
     "out of memory": lambda: MemoryError("no memory for a load"),
     "disk error": lambda: OSError(errno.EIO, os.strerror(errno.EIO)),
@@ -57,7 +58,8 @@ class FaultyLoader:
 
 
 class FaultyArithmetic:
-    """As `inner`, until a `fault` is set (`out of memory`), or `slowness`."""
+    """As `inner`, until a `fault` is set, or `slowness`: `out of memory`, `die` (the process ends), `never answer`, or
+    `die at layer L`."""
 
     def __init__(self, inner: ExpertArithmetic) -> None:
         self.inner = inner
@@ -72,6 +74,10 @@ class FaultyArithmetic:
         compute = self.inner.bind(layer, views)
 
         def faulty(hidden: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+            if self.fault in ("die", f"die at layer {layer}"):
+                os._exit(1)
+            if self.fault == "never answer":
+                time.sleep(SILENCE_S)
             if self.fault == "out of memory":
                 raise MemoryError("no memory for a computation")
             began = time.monotonic()

@@ -9,6 +9,7 @@ import contextlib
 import multiprocessing
 import os
 import signal
+import threading
 import time
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -76,6 +77,39 @@ class ForkedProcess:
         self.kill()
         self.process.join(START_S)
         self.pipe.close()
+
+
+class Supervisor:
+    """Starts nodes again as soon as they end, each with the same fault. `flap_s`: it also kills each one, whatever it
+    does, so long after its start."""
+
+    def __init__(
+        self, nodes: list[NodeProcess], what: str = "", value: Any = None, flap_s: float | None = None
+    ) -> None:
+        self.deaths = 0
+        self._over = threading.Event()
+        self._fault, self._flap_s = (what, value), flap_s
+        self._threads = [threading.Thread(target=self._watch, args=(node,), daemon=True) for node in nodes]
+        for node in nodes if what else ():
+            node.set(what, value)
+        for thread in self._threads:
+            thread.start()
+
+    def _watch(self, node: NodeProcess) -> None:
+        while not self._over.wait(0.05 if self._flap_s is None else self._flap_s):
+            if self._flap_s is not None:
+                node.kill()
+            node.process.join(0 if self._flap_s is None else START_S)
+            if not node.process.is_alive():
+                self.deaths += 1
+                node.restart()
+                if self._fault[0]:
+                    node.set(*self._fault)
+
+    def close(self) -> None:
+        self._over.set()
+        for thread in self._threads:
+            thread.join(START_S)
 
 
 class NodeProcess(ForkedProcess):

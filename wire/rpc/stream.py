@@ -166,7 +166,10 @@ def error_of(error: grpc.RpcError, peer: str) -> ODMoEError:
     if not isinstance(error, grpc.Call):
         return LinkError(f"the stream to {peer} broke: the peer is gone, or gave it up")
     code = error.code()
-    description = f"the stream to {peer} ended with {code.name}: {error.details()}{_ADVICE.get(code, '')}"
+    cause = f"ended with {code.name}: {error.details()}"
+    if code is grpc.StatusCode.CANCELLED:  # gRPC says no more
+        cause = "was ended by the other side without a word: its process is ending, or another main node took its place"
+    description = f"the stream to {peer} {cause}{_ADVICE.get(code, '')}"
     error_class = getattr(errors, str(dict(error.trailing_metadata() or ()).get(ERROR_KEY, "")), None)
     if isinstance(error_class, type) and issubclass(error_class, ClusterError):
         return error_class(description)

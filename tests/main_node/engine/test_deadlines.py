@@ -20,10 +20,15 @@ class World:
     """In the place of the engine and of the clock. Time passes with each look, as drawn."""
 
     def __init__(self) -> None:
-        self.core: Any = SimpleNamespace(shortfall=None, stats={})
+        self.core: Any = SimpleNamespace(shortfall=None, stats={}, progress=0, awaits_experts=False)
         self.posted: list[t.Event] = []
         self.lost: list[str] = []
-        self.peers: Any = SimpleNamespace(shadow="shadow", lose_shadow=lambda peer, error: self.lost.append(str(error)))
+        self.banned: set[int] = set()
+        self.peers: Any = SimpleNamespace(
+            shadow="shadow",
+            lose_shadow=lambda peer, error: self.lost.append(str(error)),
+            banned=lambda: self.banned,
+        )
         self.now = 0.0
         self.looks: Iterator[float] = iter(())
 
@@ -92,6 +97,67 @@ def test_one_that_comes_back_ends_the_wait(world: World, deadlines: Deadlines) -
     lose(world, deadlines)
     look(world, deadlines, 1.5)
     assert world.posted == []
+
+
+def test_one_that_comes_back_and_is_lost_again_does_not_while_a_layer_waits(world: World, deadlines: Deadlines) -> None:
+    world.core.awaits_experts = True
+    for _ in range(5):
+        lose(world, deadlines)
+        look(world, deadlines, 0.5)
+        world.core.shortfall = None
+        deadlines.handled(JOINED)
+    assert world.reasons == [
+        "the last worker is gone: cable; worker 0 did not come back within 2 s or was lost again (lost meanwhile: "
+        "worker 0 4 times): start it again, or wait longer with --worker-wait"
+    ]
+
+
+def test_what_a_layer_gets_begins_the_wait_anew(world: World, deadlines: Deadlines) -> None:
+    world.core.awaits_experts = True
+    for _ in range(5):
+        lose(world, deadlines)
+        look(world, deadlines, 1.0)
+        world.core.shortfall = None
+        deadlines.handled(JOINED)
+        world.core.progress += 1
+    assert world.posted == []
+
+
+def test_a_layer_that_gets_nothing_ends_its_request_though_workers_are_there(
+    world: World, deadlines: Deadlines
+) -> None:
+    deadlines.answer_s = 1.0
+    world.core.awaits_experts = True
+    deadlines.handled(t.WorkerLost(1, "cable"))
+    look(world, deadlines, 4.8)
+    world.core.progress += 1
+    look(world, deadlines, 4.8)
+    assert world.posted == []
+    deadlines.handled(t.WorkerLost(1, "cable"))
+    look(world, deadlines, 0.4)
+    assert world.posted == [
+        t.RequestsStalled(
+            "its layer waits for experts, and for 5 s none was loaded or computed (lost meanwhile: worker 1 1 time); "
+            "look into the workers' logs"
+        )
+    ]
+
+
+def test_a_main_node_that_computes_is_not_stalled(world: World, deadlines: Deadlines) -> None:
+    look(world, deadlines, deadlines.stall_s + 10)
+    assert world.posted == []
+
+
+def test_workers_that_are_not_taken_back_are_not_waited_for(world: World, deadlines: Deadlines) -> None:
+    world.banned = {0, 1}
+    world.core.shortfall = None
+    deadlines.handled(t.WorkerLost(1, "lie"))
+    assert world.posted == []
+    lose(world, deadlines, 0)
+    assert world.reasons == [
+        "the last worker is gone: cable; worker 0, worker 1 gave wrong outputs and are not taken back: check those "
+        "machines, and restart the workers"
+    ]
 
 
 def test_one_that_is_not_enough_does_not(world: World, deadlines: Deadlines) -> None:

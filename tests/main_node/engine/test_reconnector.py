@@ -100,6 +100,32 @@ def test_one_that_goes_again_soon_is_asked_less_often(reconnector_of: Any, monke
     assert pauses == [0.5, 1.0, 2.0, 1.0, 2.0, 0.5, 0.5]
 
 
+def test_one_that_kept_requests_waiting_stays_away_as_long_and_longer_each_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pauses: list[float] = []
+    reconnector = Reconnector(Site().join, 0.5, 3.0, wasted_s=lambda kind, number: 30.0)
+    monkeypatch.setattr(reconnector, "_pause", lambda pause_s: pauses.append(pause_s) or False)
+    for _ in range(7):
+        reconnector.lost("worker", 0)
+        assert_idle()
+    reconnector.close()
+    assert pauses == [30.0, 60.0, 120.0, 240.0, 480.0, 960.0, 960.0]
+
+
+def test_good_service_is_counted_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    pauses: list[float] = []
+    reconnector = Reconnector(Site().join)
+    monkeypatch.setattr(reconnector, "_pause", lambda pause_s: pauses.append(pause_s) or False)
+    for served_s in (0.0, 0.0, 0.0, 61.0, 1000.0):
+        for node in reconnector._returned:
+            reconnector._returned[node] -= served_s
+        reconnector.lost("worker", 0)
+        assert_idle()
+    reconnector.close()
+    assert pauses == [0.5, 1.0, 2.0, 2.0, 0.5]
+
+
 def test_pauses_are_cut_short_while_requests_wait_for_workers() -> None:
     """Also one that is under way when the last worker is lost."""
     site, hurried = Site(None), threading.Event()

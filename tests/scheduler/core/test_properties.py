@@ -30,7 +30,9 @@ from support.worlds.plan import (
     PREDICTORS,
     PREFILLS,
     Plan,
+    Poison,
     choosing_plan,
+    deadly_plan,
     eventful_plan,
     random_plan,
     roomy,
@@ -73,6 +75,22 @@ def test_without_losses_and_failures_every_request_is_answered(plan: Plan) -> No
 )
 def test_worlds_that_once_were_wrong(plan: Plan) -> None:
     live(plan)
+
+
+@pytest.mark.parametrize("first", range(0, 40, 10))
+def test_every_request_ends_whatever_workers_die_of(first: int) -> None:
+    """They die of an expert, or within ticks, and always come back. Nothing but the core ends a request."""
+    for seed in range(first, first + 10):
+        live(deadly_plan(seed))
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_poison_of_one_request_fails_no_other(seed: int) -> None:
+    poison = Poison(1, seed % 3, request=1)
+    plan = Plan(seed=seed, slots=(1, 2), experts=3, requests=4, returning=1.0, patience=100_000, poison=poison)
+    world = live(replace(plan, prefill=PREFILLS[seed % 3]))
+    answered = [number for number, main in world.mains.items() if main.position == plan.prompt + plan.answer]
+    assert set(answered) >= {2, 3, 4}
 
 
 # --- what random worlds must reach, else the tests above would prove little -------------------------------------------

@@ -50,6 +50,9 @@ class Books:
         self.unwarmed: set[int] = set()
         """Requests whose prefill is over, and whose policy was not asked yet what is to be there."""
         self.failures: Counter[Expert] = Counter()
+        """Of loads and computations, and losses of workers that may have loaded or computed it."""
+        self.suspects: set[Expert] = set()
+        """What workers that were lost may have loaded or computed."""
         self.kept: dict[Expert, int] = {}
         self.loaded = self.decode_loaded = self.bytes = self.computed = self.again = 0
         self.reloads, self.hits, self.unused, self.preempted = Range(), Range(), Range(), Range()
@@ -241,14 +244,22 @@ class Books:
         self.audits.lost(worker)
         if self.live.pop(worker) == 0:
             for key in [key for key, attempt in self.hosting.items() if attempt.load.worker == worker]:
+                self._suspect(self.hosting[key].load.expert)
                 self.stop_hosting(key)
                 self.seen["host lost at work"] += 1
-        del self.links[worker]
+        for attempt in self.links.pop(worker)[:1]:
+            self._suspect(attempt.load.expert)
         held = [place for place in self.slots if place[0] == worker]
         for place in held:
             attempt = self.give_up(place)
+            if attempt.uses and attempt.loaded:
+                self._suspect(attempt.load.expert)
             self.seen["lost while computing" if attempt.uses and attempt.loaded else "lost while loading"] += 1
         self.seen["lost while idle"] += not held
+
+    def _suspect(self, expert: Expert) -> None:
+        self.suspects.add(expert)
+        self.failures[expert] += 1
 
     def predict(self, row: t.Visit, experts: tuple[int, ...], bring: tuple[int, ...]) -> None:
         """`bring`: those that are to be in slots."""

@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from random import Random
 
-from scheduler.types import ModelShape
+from scheduler.types import Compute, Load, ModelShape
 
 POLICIES = ("none", "all", "lru", "even", "quota")
 """Residencies of `policies.py`; a plan may name one of the product's as well."""
@@ -22,6 +22,20 @@ BLIP = "blip"
 
 
 @dataclass(frozen=True)
+class Poison:
+    """A worker dies of each load of an expert, or of each computation of it; `request`: of that request's alone."""
+
+    layer: int
+    expert: int
+    request: int | None = None
+    loads: bool = False
+
+    def kills(self, c: Load | Compute) -> bool:
+        mine = isinstance(c, Load) if self.loads else isinstance(c, Compute) and self.request in (None, c.visit.request)
+        return mine and c.expert == (self.layer, self.expert)
+
+
+@dataclass(frozen=True)
 class Plan:
     """`slots`: one number a worker, 0 for a host place. `faults`: (when, what, whom). Durations: the most ticks that a
     thing takes. `policy`: one of `POLICIES`, or of the product's residencies. `predictor`: none, chance, or one that is
@@ -30,7 +44,8 @@ class Plan:
     `block`: most rows of a pass in decoding. `pausing`: how often a request is not ready when a step begins, since its
     client is slow. `arrive`: the most ticks until a request arrives. `returning`: how often a worker that died comes
     back; `patience`: the ticks for which requests wait for workers that are missing. `auditing`: how often an
-    audit is requested after a fact."""
+    audit is requested after a fact. `poison`: what kills a worker. `flapping`: the most ticks that a worker lives
+    while requests are open; 0: workers die of faults alone."""
 
     seed: int = 0
     slots: tuple[int, ...] = (1, 1, 1, 1)
@@ -65,6 +80,8 @@ class Plan:
     returning: float = 0.0
     patience: int = 200
     auditing: float = 0.0
+    poison: Poison | None = None
+    flapping: int = 0
 
     @property
     def all_experts(self) -> int:
@@ -76,9 +93,14 @@ class Plan:
         return self.policy == "all"
 
     @property
+    def deadly(self) -> bool:
+        """Workers die of what they are asked, or within some ticks."""
+        return self.poison is not None or self.flapping > 0
+
+    @property
     def quiet(self) -> bool:
         """Nothing fails, is lost, or is cancelled."""
-        return not self.failing and all(what.startswith("shadow") for _, what, _ in self.faults)
+        return not self.failing and not self.deadly and all(what.startswith("shadow") for _, what, _ in self.faults)
 
     @property
     def shape(self) -> ModelShape:
@@ -173,6 +195,20 @@ def stepping_plan(seed: int) -> Plan:
     )
     plan = _with_blips(plan, 0.3)
     return roomy(plan) if plan.stay and rng.random() < 0.9 else plan
+
+
+def deadly_plan(seed: int) -> Plan:
+    """Workers that die of an expert, or within ticks whatever they do, and always come back: nothing but the core ends
+    a request."""
+    rng = Random(f"deadly {seed}")
+    plan = stepping_plan(seed) if rng.random() < 0.5 else choosing_plan(seed)
+    plan = replace(plan, returning=1.0, patience=100_000, failing=0.0, faults=())
+    if rng.random() < 0.4:
+        return replace(plan, flapping=rng.choice((1, 10, 50, 200)))
+    request = rng.choice((None, 1, rng.randint(1, plan.requests)))
+    loads = request is None and rng.random() < 0.5
+    poison = Poison(rng.randrange(plan.layers), rng.randrange(plan.experts), request, loads)
+    return replace(plan, poison=poison)
 
 
 def roomy(plan: Plan) -> Plan:

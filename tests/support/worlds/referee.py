@@ -4,7 +4,8 @@ books of its own, and holds the core to what must always be true.
 It checks every command when it is given: nothing follows from a gate before those of all passes in the step have fired;
 loads go only into free slots of live workers, never of an expert that is in a slot already, and at most `PREFETCHES` of
 those that are only predicted are on a link; every row of every named expert is computed exactly once, in order, in
-parts of at most a mini-batch, in one place, by whoever holds the expert; nothing is evicted that a gate has named, and
+parts of at most a mini-batch, in one place, by whoever holds the expert; of what workers that were lost may have
+loaded or computed, only one is tried again at a time; nothing is evicted that a gate has named, and
 nothing put off but for what is more urgent; nothing is kept but on a policy's word, and nothing that may not stay is
 loaded to warm up; a layer is resumed when all its experts were computed, never before and in bounded time; while
 workers are missing, what is needed waits; a request fails only when that has lasted too long, with the reason given for
@@ -65,6 +66,7 @@ class Referee(Listener):
         self._sealed: list[Attempt] = []
         self._put_off: list[t.Evict] = []
         self._failing: set[int] = set()
+        self._waiting: tuple[t.ExpertId, ...] = ()
 
     # --- facts and commands -------------------------------------------------------------------------------------------
 
@@ -78,6 +80,7 @@ class Referee(Listener):
     def answered(self, commands: list[t.Command], core: Core) -> None:
         """These were given in answer to the last fact."""
         books, fresh = self.books, set[int]()
+        self._waiting = core.snapshot().waiting
         self._failing = failing = {c.request for c in commands if isinstance(c, t.Fail)}
         books.unite(failing)
         assert books.short or not books.unwarmed, f"nobody has asked what is to be there for {books.unwarmed}"
@@ -86,7 +89,8 @@ class Referee(Listener):
             assert failing == late, f"{failing} fail, and {late} have waited too long"
             books.seen["waited for nothing"] += not books.short
         if isinstance(self._event, t.WorkerJoined | t.WorkerLost) and not books.short:
-            assert not core.snapshot().waiting, "workers are there, and something waits for them"
+            others = set(self._waiting) - books.suspects
+            assert not others, f"workers are there, and {others} wait for them"
         assert all(gate.united for gate in self.asked), "the gates of the step have not all fired"
         if isinstance(self._event, t.GateFired) and not books.united:
             assert not commands, f"{commands}, before all gates of the step have fired"
@@ -111,6 +115,7 @@ class Referee(Listener):
         for attempt in self._sealed:
             waiting = [v for v in books.unsent(attempt.load.expert) if v.request not in failing]
             others = books.copies(attempt.load.expert) or self.plan.forms  # prefill in turn waits for the other
+            others = others or attempt.load.expert in self._waiting  # a suspect is tried by itself
             assert not waiting or others, f"{attempt.load} leaves, and {waiting} need it"
         check_settled(books, core)
         check_order(books, commands, core)
@@ -307,7 +312,7 @@ class Referee(Listener):
         if attempt.failed:
             return
         waiting = [v for v in books.unsent(c.expert) if v.request not in self._failing]
-        others = books.copies(c.expert) or self.plan.forms
+        others = books.copies(c.expert) or self.plan.forms or c.expert in self._waiting
         assert not waiting or others, f"{c}: the gates of {waiting} named it"
         # Beside the victim, another copy of its expert may go that may not stay.
         victim = attempt.keeps and (c.worker, c.expert) in self.victims

@@ -68,7 +68,7 @@ class WorldWorker:
                 holding.waiting.append(c)
 
     def loaded(self, holding: _Holding) -> None:
-        if holding.given_up or self.dead:
+        if holding.given_up or self.dead or self.killed_by(holding.load):
             return
         if self.world.fails():
             self.tell(t.LoadFailed(holding.load.load_id, "cannot read"))
@@ -86,8 +86,18 @@ class WorldWorker:
             holding, c = self.work.popleft()
             self.world.at(self.world.ticks(self.world.plan.compute), lambda: self.computed(holding, c))
 
+    def killed_by(self, c: t.Load | t.Compute) -> bool:
+        poison = self.world.plan.poison
+        if poison is None or not poison.kills(c):
+            return False
+        self.ghost = True  # it was well until then
+        self.world.kill(self)
+        return True
+
     def computed(self, holding: _Holding, c: t.Compute) -> None:
         self.busy = False
+        if not self.dead and self.killed_by(c):
+            return
         if self.world.fails():
             self.tell(t.ComputeFailed(c.call_id, "cannot compute"))
         else:

@@ -323,13 +323,18 @@ class World:
             self.workers[number] = WorldWorker(self, number)
             slots = self.plan.slots[number % len(self.plan.slots)]
             self.post(t.WorkerJoined(number, slots, forms=FORM_COSTS[number % 3] if self.plan.forms else ()))
+            if self.plan.flapping and not all(main.over for main in self.mains.values()):
+                self.at(self.ticks(self.plan.flapping), partial(self.kill, self.workers[number]))
+
+    def kill(self, worker: WorldWorker) -> None:
+        """It is dead, and some time later the main node knows."""
+        worker.dead = True
+        self.at(self.ticks(10), partial(self.lose, worker))
 
     def fault(self, what: str, whom: int) -> None:
         shadow = self.referee.books.shadow
         if what == "die" and self.workers:
-            worker = sorted(self.workers.items())[whom % len(self.workers)][1]
-            worker.dead = True
-            self.at(self.ticks(10), lambda: self.lose(worker))
+            self.kill(sorted(self.workers.items())[whom % len(self.workers)][1])
         elif what == BLIP:
             last = self.ticks(3)
             for worker in self.workers.values():

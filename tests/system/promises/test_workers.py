@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from scripts.faults.processes import Supervisor
 from support.promises import BUSY_S
 
 pytestmark = pytest.mark.system
@@ -124,3 +125,48 @@ def test_every_worker_is_killed_for_good(nodes: Any, answer: Any) -> None:
     began = time.monotonic()
     assert type(answer(cluster).error).__name__ == "RequestFailedError"
     assert time.monotonic() - began < 1.0 + BUSY_S
+
+
+# --- workers that die of what they are asked, never answer, or flap ---------------------------------------------------
+
+
+def test_workers_that_die_at_a_layer_and_are_started_again_end_the_request(nodes: Any, answer: Any) -> None:
+    """After three losses that count for one expert; that and the workers are named. Later answers are right."""
+    cluster = nodes.cluster(worker_wait=20.0)
+    dying = Supervisor(nodes.workers, "compute", "die at layer 1")
+    began = time.monotonic()
+    try:
+        seen = answer(cluster)
+    finally:
+        dying.close()
+    assert type(seen.error).__name__ == "RequestFailedError"
+    assert "of layer 1 failed 3 times: worker" in str(seen.error)
+    assert time.monotonic() - began < 60.0
+    assert dying.deaths <= 9 + len(nodes.workers)
+    for worker in nodes.workers:
+        worker.set("compute", None)
+    nodes.check_same(answer(cluster))
+
+
+def test_workers_that_flap_faster_than_any_wait(nodes: Any, answer: Any) -> None:
+    """The answer, or an error by name: it ends."""
+    cluster = nodes.cluster(worker_wait=3.0)
+    flapping = Supervisor(nodes.workers, flap_s=0.3)
+    try:
+        seen = answer(cluster)
+    finally:
+        flapping.close()
+    assert seen.tokens == nodes.expected[: len(seen.tokens)]
+    assert seen.error is None or type(seen.error).__name__ == "RequestFailedError"
+
+
+def test_a_worker_that_never_answers_is_taken_back_later_each_time(nodes: Any, answer: Any) -> None:
+    cluster = nodes.cluster()
+    cluster.main.engine.peers.owed.answer_s = 2.0
+    nodes.later(nodes.workers[1].kill)  # it sleeps for an hour
+    nodes.workers[1].set("compute", "never answer")
+    began = time.monotonic()
+    for _ in range(3):
+        nodes.check_same(answer(cluster))
+    assert cluster.lost.count("worker 1") <= 3
+    assert time.monotonic() - began < 3 * 2.0 + 10.0

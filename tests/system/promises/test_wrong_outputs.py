@@ -15,7 +15,7 @@ ANSWERS = 12
 """Most answers until a worker that lies is named, here: 480 tokens."""
 
 
-@pytest.mark.parametrize("kind", ["nan", "infinity", "bit flip"])
+@pytest.mark.parametrize("kind", ["nan", "infinity", "bit flip", "huge", "one huge element"])
 def test_an_output_that_shows_it_is_wrong(kind: str, nodes: Any, answer: Any) -> None:
     """One output, or all: it is computed again elsewhere, and a worker that goes on like that is dropped."""
     cluster = nodes.cluster(audit=0)
@@ -62,3 +62,24 @@ def test_loads_that_are_damaged(nodes: Any, answer: Any) -> None:
     cluster = nodes.cluster(audit=0)
     rogue.set("load", "damaged")
     nodes.check_same(answer(cluster))
+
+
+def test_an_output_of_enormous_finite_numbers(nodes: Any, answer: Any) -> None:
+    """The main node computes it again at once, whatever the audits' share: the worker is named."""
+    cluster = nodes.cluster()
+    nodes.workers[1].set("lie", Lie("large"))
+    seen = answer(cluster)
+    assert type(seen.error).__name__ == "AnswerWithdrawnError"
+    assert "worker 1" in str(seen.error)
+    assert cluster.lost == ["worker 1"]
+    nodes.check_same(answer(cluster))
+
+
+def test_nobody_waits_for_workers_that_are_not_taken_back(nodes: Any, answer: Any) -> None:
+    cluster = nodes.cluster(worker_wait=60.0)
+    for worker in nodes.workers:
+        worker.set("lie", Lie("huge"))
+    errors = [answer(cluster) for _ in range(3)]
+    assert all(type(seen.error).__name__ in ("AnswerWithdrawnError", "RequestFailedError") for seen in errors)
+    assert "gave wrong outputs and are not taken back" in str(errors[-1].error)
+    assert errors[-1].longest_gap_s < BUSY_S

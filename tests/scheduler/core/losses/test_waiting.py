@@ -111,15 +111,72 @@ def test_a_request_that_is_closed_waits_no_more() -> None:
     assert join(d) == ["load 0.0 0/4", *compute("0.0 0/4", at=f"2@{P}")]
 
 
-def test_workers_that_come_and_go_count_no_failures() -> None:
-    d = alone()
+def test_an_expert_whose_worker_is_lost_three_times_fails_its_request() -> None:
+    d = alone(layers=1)
     d.open()
     d.gate(0, 3)
-    for _ in range(MAX_FAILURES + 1):
+    for _ in range(MAX_FAILURES - 1):
         assert d.lose(0) == []
         assert join(d) == ["load 0.0 0/3", *compute("0.0 0/3")]
     d.loaded(0)
+    assert d.lose(0) == [
+        "fail 1: expert 3 of layer 0 failed 3 times: worker 0 was lost while loading or computing it, the last with: "
+        "cable; look into the workers' logs"
+    ]
+    assert d.core.idle()
+
+
+def test_workers_that_all_die_at_once_count_as_one_failure() -> None:
+    d = alone(workers=5)
+    d.open()
+    d.gate(0, 3)
+    for worker in range(5):
+        d.lose(worker)
+    assert join(d) == ["load 0.0 0/3", *compute("0.0 0/3")]
+    assert d.lose(0) == []
+    assert join(d) == ["load 0.0 0/3", *compute("0.0 0/3")]
+    d.loaded(0)
     assert d.computed(0) == [f"resume 1@{P} layer 0"]
+
+
+def test_a_worker_that_has_loaded_an_expert_was_alive_when_it_got_it() -> None:
+    d = alone(workers=3)
+    d.open()
+    d.gate(0, 3)
+    for worker in range(2):
+        d.loaded(worker)
+        assert d.lose(worker) == [f"load {worker + 1}.0 0/3", *compute(f"{worker + 1}.0 0/3")]
+    d.loaded(2)
+    (failed,) = d.lose(2)
+    assert failed.startswith("fail 1: expert 3 of layer 0 failed 3 times: worker 0, worker 1, worker 2 were lost")
+
+
+def test_what_shared_a_slot_with_a_poison_is_tried_apart_from_it() -> None:
+    """Two requests' rows were computed together: the second one's wait until the first one's are over."""
+    d = alone(workers=1)
+    d.together(1, 2)
+    d.gate(0, 3, request=1)
+    d.gate(0, 3, request=2)
+    d.loaded(0)
+    d.lose(0)
+    assert join(d) == ["load 0.0 0/3", *compute("0.0 0/3")]
+    assert waiting(d) == [(0, 3)]
+    for _ in range(2):
+        d.loaded(0)
+        failed = d.lose(0)
+        join(d)
+    assert failed[0].startswith("fail 1: expert 3 of layer 0 failed 3 times")
+    d.loaded(0)
+    assert d.computed(0) == [f"resume 2@{P} layer 0"]
+
+
+def test_requests_that_are_stalled_fail_and_others_go_on() -> None:
+    d = alone()
+    d.open(1)
+    d.open(2)
+    d.gate(0, 3, request=1)
+    assert d.do(t.RequestsStalled("nothing for 5 s")) == ["evict 0.0 0/3", "fail 1: nothing for 5 s"]
+    assert d.gate(0, 4, request=2) == ["load 0.0 0/4", *compute("0.0 0/4", at=f"2@{P}")]
 
 
 def test_a_block_that_begins_while_no_worker_is_there_needs_each_expert_once() -> None:
