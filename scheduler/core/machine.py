@@ -161,7 +161,14 @@ class Core:
     @property
     def exact(self) -> bool:
         """Answers so far are the model's own: the policies change none, or no smaller form was taken."""
-        return self.strategy.router.exact and (self.strategy.precision.exact or self.forms <= {FULL})
+        return not self.inexact
+
+    @property
+    def inexact(self) -> list[str]:
+        """The policies that may have changed answers so far, as options."""
+        strategy = self.strategy
+        as_it_is = {"router": strategy.router.exact, "precision": strategy.precision.exact or self.forms <= {FULL}}
+        return [f"--{field} {strategy.named.get(field, '')}".rstrip() for field, same in as_it_is.items() if not same]
 
     @property
     def stalled_s(self) -> float:
@@ -247,13 +254,16 @@ class Core:
         request = self._state.requests.get(event.request)
         if request is None:
             return
+        again = request.prefilling and event.index > 0
+        if again:
+            self._passes.read_again(request, event.index)
         if request.prefilling:
             request.prefilling = False
             self._passes.warm_up(event.request, request)
         elif request.in_block:
             self._passes.cut_back(request, event.index)
         self._periods.decoded(event.request, event.index)
-        self._shadow.decoded(event.request, event.index, event.drafts)
+        self._shadow.decoded(event.request, event.index, event.drafts, again)
 
     def _step_started(self, event: t.StepStarted) -> None:
         load_s, layer_s = self._workers.costs.load_s, self._tempo.layer_s
