@@ -114,7 +114,7 @@ class MainNode:
         self.drafting = Drafting(drafts, self.shape.experts, self.shape.top_k)
         engine.on_draft = self.drafting.offer
         self.admission = Admission(sharing, launch_s, lambda: engine.deadlines.waited_s)
-        chunk = sharing.prefill_chunk if kv.continues(self.model.config) else 0
+        chunk = sharing.prefill_chunk if kv.continues(self.model.config) and self._rotary.chunks else 0
         self.steps = Steps(engine, launch_s, chunk, sharing.batch_dense, self._leave, self.drafting.stepped)
         self._current: _Current | None = None
         self._loops = TokenLoops()
@@ -361,7 +361,7 @@ class MainNode:
     def _report(self, request: Request, times: Times, finish: str, complete: bool) -> Report:
         weights, experts = self.weight_bytes, self.store.manifest.expert_bytes
         memory = MainMemory(self.device_bytes, weights, self._predictor_bytes, experts)
-        kernel, unfollowed = self.kernel, self._own_path.unfollowed
+        kernel, unfollowed = self.kernel, self._own_path.unfollowed + self._rotary.unfollowed
         return build_report(self.engine, request, memory, times, finish, kernel, complete, self.device_text, unfollowed)
 
     def _finish(self, request: Request, token: int) -> str | None:

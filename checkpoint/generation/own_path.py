@@ -21,7 +21,7 @@ _PROVED = {
     "Qwen3VLMoeForConditionalGeneration._prepare_position_ids_for_generation",
     "Glm4vMoeForConditionalGeneration._expand_multimodal_outputs",
 }
-"""Methods of families that change nothing for a text alone: `tests/families/test_own_path.py`."""
+"""Methods of families that change nothing for a text alone: `tests/families` compares their answers."""
 _PLAIN = {"past_key_values", "attention_mask", "position_ids", "use_cache", "logits_to_keep", "inputs_embeds"}
 """What may be passed beside the tokens. Without images and padding, the model's `forward` makes the same of nothing."""
 

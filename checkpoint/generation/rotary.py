@@ -20,14 +20,30 @@ class Rotary:
 
     def __init__(self, model: torch.nn.Module) -> None:
         self.tokens = 0
-        for module in model.modules():
+        self.chunks = True
+        """A prompt may be read in chunks. Not so where layers rotate compressed rows by factors that depend on the
+        length, of which the last one's position counts (DeepSeek-V4)."""
+        self.unfollowed: list[str] = []
+        """As `OwnPath.unfollowed`: there, `dynamic` goes on from the length of the pass before."""
+        for name, module in model.named_modules():
             kinds = _kinds(module)
+            if ".layers." in name and any(kind == "longrope" or "dynamic" in kind for kind in kinds.values()):
+                self.chunks = False
+                if any("dynamic" in kind for kind in kinds.values()):
+                    self.unfollowed = ["dynamic RoPE scaling of compressed rows"]
             if set(kinds.values()) - {"default"}:
                 kept = [prefix for prefix, kind in kinds.items() if "dynamic" in kind]
                 vars(module)["forward"] = partial(self._forward, module, module.forward, kept)
 
     def _forward(
-        self, module: Any, own: Any, kept: list[str], x: torch.Tensor, position_ids: torch.Tensor, *args: Any, **how: Any
+        self,
+        module: Any,
+        own: Any,
+        kept: list[str],
+        x: torch.Tensor,
+        position_ids: torch.Tensor,
+        *args: Any,
+        **how: Any,
     ) -> Any:
         """As the module's `own` forward. `position_ids` [..., T] -> a tensor, or several, [..., T, D]."""
         for prefix in kept:  # what `dynamic` has computed before
@@ -38,11 +54,6 @@ class Rotary:
         last = position_ids.new_full((*position_ids.shape[:-1], 1), self.tokens - 1)
         found = own(x, torch.cat([position_ids, last], dim=-1), *args, **how)
         return found[..., :-1, :] if isinstance(found, torch.Tensor) else tuple(one[..., :-1, :] for one in found)
-
-
-def depends_on_length(model: torch.nn.Module) -> bool:
-    """Whether a model rotates a token otherwise in a longer sequence."""
-    return any("dynamic" in kind or kind == "longrope" for module in model.modules() for kind in _kinds(module).values())
 
 
 def _kinds(module: torch.nn.Module) -> dict[str, str]:

@@ -173,7 +173,7 @@ def _result(reports: Sequence[Report], served: Settings) -> list[Line]:
         Line("tokens", f"{new} out, {prompt} in{ended}"),
         Line("shared", _shared(reports), shown=any(report.requests_per_step > 1 for report in reports)),
         Line("seed", seed, shown=one.seed is not None and len({report.seed for report in reports}) == 1),
-        Line("ignored", f"{', '.join(one.ignored)} of the model's own settings: not supported", shown=bool(one.ignored)),
+        Line("ignored", f"{', '.join(one.ignored)} of the model's settings: not supported", shown=bool(one.ignored)),
     ]
 
 

@@ -96,7 +96,9 @@ class PassTracker:
     def _forget_rows(self, request: Request, one: t.Pass) -> None:
         """What was predicted for tokens of the answer that the pass reads once more is not needed any more."""
         read = range(request.stats.prompt_tokens, one.position + one.tokens)
-        self._cancel([v for v in self._state.visits if v.request == one.request and v.position in read and v.layer >= 0])
+        self._cancel(
+            [v for v in self._state.visits if v.request == one.request and v.position in read and v.layer >= 0]
+        )
 
     def read_again(self, request: Request, index: int) -> None:
         """All tokens before number `index` of the answer were read again, and the shadow reads them again, too: what it

@@ -15,8 +15,8 @@ from scheduler.types import ModelShape
 
 @dataclass(frozen=True, slots=True)
 class Strategy:
-    """Of one scheduler. `predicts`: whether the predictor, and not the shadow or nobody, says what is coming. `named`: the
-    names of the choices that change answers, by field."""
+    """Of one scheduler. `predicts`: whether the predictor, and not the shadow or nobody, says what is coming. `named`:
+    the names of the choices that change answers, by field."""
 
     predictor: Predictor
     residency: Residency
