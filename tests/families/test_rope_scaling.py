@@ -22,9 +22,9 @@ LEAST_RECALL = 0.9
 """Of a shadow in float16 that is aligned before every pass; see `test_cluster`."""
 
 
-@pytest.mark.parametrize(("family", "kind"), [("phimoe", "longrope"), ("mixtral", "dynamic"), ("gpt_oss", "longrope")])
-def test_answers_are_those_of_generate(family: str, kind: str, tmp_path: Path) -> None:
-    ropes.check(ropes.make(tmp_path, family, kind))
+@pytest.mark.parametrize(("name", "kind"), [("phimoe", "longrope"), ("mixtral", "dynamic"), ("gpt_oss", "longrope")])
+def test_answers_are_those_of_generate(name: str, kind: str, tmp_path: Path) -> None:
+    ropes.check(ropes.make(tmp_path, name, kind))
 
 
 def test_the_shadow_follows_where_all_tokens_are_read_again(tmp_path: Path) -> None:
