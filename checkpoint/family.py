@@ -308,12 +308,21 @@ def shape_of(
     new_cache(config)
     text = config.get_text_config()
     top_k = _top_k(config)
-    context = getattr(text, "max_position_embeddings", None) or 1 << 30
+    context = context_of(config) or 1 << 30
     if not 1 <= top_k <= experts or context < 1:
         raise CheckpointError(
             f"config.json says {top_k} of {experts} experts a token and a context of {context}; that cannot be"
         )
     return ModelShape(moe_layers, experts, top_k, text.hidden_size, context, by_layer if len(set(by_layer)) > 1 else ())
+
+
+def context_of(config: PreTrainedConfig) -> int:
+    """The most tokens of prompt and answer; 0 where the configuration names none. With `dynamic` RoPE scaling,
+    `max_position_embeddings` is the length before scaling."""
+    text = config.get_text_config()
+    longest = getattr(text, "max_position_embeddings", None) or 0
+    rope = getattr(text, "rope_parameters", None) or {}
+    return int(longest * rope["factor"]) if rope.get("rope_type") == "dynamic" else longest
 
 
 def _top_k(config: PreTrainedConfig) -> int:

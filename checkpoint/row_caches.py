@@ -66,11 +66,7 @@ class RowCaches:
 
     def view(self, row: int) -> Any:
         """What the model is given as its cache for this row."""
-        view = copy.copy(self._cache)
-        kind: Any = type(self._cache)
-        view.__class__ = _row_class(kind)
-        view.row_position = self._position + row
-        return view
+        return seen_at(self._cache, self._position + row)
 
     def going_on(self, row: int) -> None:
         """A row goes on from the gate at which it has stopped: what its layer changes behind the gate is found by
@@ -117,6 +113,15 @@ class RowCaches:
                     own[name][key] = value
         for number, state in self._states[rows - 1].items():
             self._cache.linear_cache[number] = state
+
+
+def seen_at(cache: Any, position: int) -> Any:
+    """A view of a cache, as a row at `position` finds it: with so many tokens."""
+    view = copy.copy(cache)
+    kind: Any = type(cache)
+    view.__class__ = _row_class(kind)
+    view.row_position = position
+    return view
 
 
 def _flat(attributes: dict[str, Any]) -> Attributes:

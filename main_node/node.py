@@ -18,8 +18,11 @@ from checkpoint import family, kv
 from checkpoint.dense import dispatch_experts, load_dense
 from checkpoint.devices.names import accelerator_name
 from checkpoint.devices.transfer import to_host, token_ids
+from checkpoint.generation.own_path import OwnPath
+from checkpoint.generation.rotary import Rotary
 from checkpoint.kernels import EXACT, Linear
 from checkpoint.linear_batch import at_once, batch_linear
+from checkpoint.row_caches import seen_at
 from checkpoint.store import ExpertStore
 from main_node.admission import Admission, Sharing
 from main_node.answer import Answer, Step, TokenLoops, step_of
@@ -57,6 +60,8 @@ class _Current:
     cache: Any
     in_block: bool
     scores: PromptScores | None
+    whole: int = 0
+    """Tokens of which it reads a chunk, with those before; 0: it reads no chunk."""
 
 
 class MainNode:
@@ -93,6 +98,7 @@ class MainNode:
         self.model = load_dense(store.dense, store.manifest.config, dtype, self.device)
         linear.replace_in(self.model)
         self.device_text = f"{self.device} ({_device_name(self.device)})"
+        self._own_path, self._rotary = OwnPath(self.model), Rotary(self.model)
         self.kernel = linear.kernel
         """Of the experts too. With any but `exact`, answers may differ from those of Transformers."""
         self.shape = limited(model_shape(store), context)
@@ -108,7 +114,7 @@ class MainNode:
         self.drafting = Drafting(drafts, self.shape.experts, self.shape.top_k)
         engine.on_draft = self.drafting.offer
         self.admission = Admission(sharing, launch_s, lambda: engine.deadlines.waited_s)
-        chunk = sharing.prefill_chunk if kv.continues(self.model.config) else 0
+        chunk = sharing.prefill_chunk if kv.continues(self.model.config) and self._rotary.chunks else 0
         self.steps = Steps(engine, launch_s, chunk, sharing.batch_dense, self._leave, self.drafting.stepped)
         self._current: _Current | None = None
         self._loops = TokenLoops()
@@ -136,12 +142,14 @@ class MainNode:
     def _enter(self, current: _Current, memory: PassMemory | None) -> None:
         """A pass begins or goes on on this thread."""
         self._current = current
+        self._rotary.tokens = current.whole
         if self.experts.watch is not None and memory is not None:
             self.experts.watch.use(memory)
 
     def _leave(self) -> None:
         """No pass is under way: refer to no request, so that its cache is freed with its answer."""
         self._current = None
+        self._rotary.tokens = 0
         if self.experts.watch is not None:
             self.experts.watch.use(PassMemory(final=True))
 
@@ -276,13 +284,29 @@ class MainNode:
         position = len(sequence.prompt) + count - 1
         self.engine.pace.decoded(number)
         self.engine.post(t.TokenDecoded(number, count - 1, *self.drafting.decoded(number, gained)))
+        tokens = [*sequence.prompt, *sequence.tokens] if self._own_path.asks else []
+        if self._own_path.reads_again(tokens, 1, sequence.cache):
+            request.read_again += 1
+            with sequence.reading_again(family.new_cache(self.model.config)):
+                return self._read(request, tokens, 0, prefill=True)
         most = sequence.max_new_tokens - count
         drafts: tuple[int, ...] = ()
         if self.drafting.on:
             drafts = self.engine.pace.next_pass(number, lambda: self.drafting.take(number, most))
+        if self._own_path.asks:
+            drafts = self._up_to_reading_again(request, drafts)
         found = self._read(request, [sequence.tokens[-1], *drafts], position, prefill=False)
         request.drafted += len(drafts)
         return found
+
+    def _up_to_reading_again(self, request: Request, drafts: tuple[int, ...]) -> tuple[int, ...]:
+        """Drafts that a pass may verify before all tokens are read again."""
+        tokens, cache = [*request.sequence.prompt, *request.sequence.tokens], request.sequence.cache
+        for number, draft in enumerate(drafts):
+            tokens.append(draft)
+            if self._own_path.reads_again(tokens, 1, seen_at(cache, len(tokens) - 1)):
+                return drafts[:number]
+        return drafts
 
     def _computed(self, number: int) -> None:
         """No pass of a request follows: it has its last token, or has ended without."""
@@ -305,7 +329,8 @@ class MainNode:
         while not gained:
             job = self._job(request, tokens, position, prefill)
             gained = self.steps.run(job)
-            request.prefill_passes += prefill
+            request.prefill_passes += prefill and not request.sequence.tokens
+            request.chunked |= job.one.tokens < len(tokens)
             request.steps += 1
             request.passes += job.shared
             request.rounded |= job.rounded
@@ -323,6 +348,7 @@ class MainNode:
             nonlocal memory
             if memory is None and self.experts.watch is not None:
                 memory = PassMemory(final=one.tokens == len(tokens))
+            current.whole = position + len(tokens) if one.tokens < len(tokens) else 0
             self._enter(current, memory)
 
         def forward(one: t.Pass) -> tuple[int, ...]:
@@ -335,7 +361,8 @@ class MainNode:
     def _report(self, request: Request, times: Times, finish: str, complete: bool) -> Report:
         weights, experts = self.weight_bytes, self.store.manifest.expert_bytes
         memory = MainMemory(self.device_bytes, weights, self._predictor_bytes, experts)
-        return build_report(self.engine, request, memory, times, finish, self.kernel, complete, self.device_text)
+        kernel, unfollowed = self.kernel, self._own_path.unfollowed + self._rotary.unfollowed
+        return build_report(self.engine, request, memory, times, finish, kernel, complete, self.device_text, unfollowed)
 
     def _finish(self, request: Request, token: int) -> str | None:
         """Append a token to the answer. Returns `Report.finish` if the answer ends there, else None."""

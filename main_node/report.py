@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from main_node.engine.roster import kind_of
+from main_node.exactness import inexact
 from scheduler.errors import RequestFailedError
 from scheduler.policies.precision import FORMS, FULL
 
@@ -110,10 +112,7 @@ class Report:
     ignored: list[str]
     """`name=value` of the model's generation settings that are not supported."""
     exact: bool
-    """Whether the tokens are those of the model with every expert in memory: no router, form or kernel that changes
-    them, nothing `ignored`, no product that may have lost its last bit by being shared with other requests, the prompt
-    read in one pass, main node and workers on devices of one kind, and no output of a worker that was found to give
-    wrong ones or to round otherwise."""
+    """Whether the tokens are those of the model with every expert in memory: there is no reason in `inexact`."""
     doubted: bool
     """Not `exact` because of such a worker."""
     requests_per_step: float
@@ -148,6 +147,14 @@ class Report:
     one_kind: bool = True
     """Whether main node and workers computed on devices of one kind: on processors, or on accelerators of one model.
     Others round differently, so that the answer is not `exact`."""
+    inexact: list[str] = field(default_factory=list)
+    """Why tokens may be others than Transformers': options that change answers (`--router skip`, `--kernel fast`),
+    products shared with other requests that may have lost their last bit (`--batch-dense`), tokens read in chunks
+    (`--prefill-chunk`), devices of different kinds, settings in `ignored`, outputs of workers that were found to give
+    wrong ones or to round otherwise, and methods of the family's own `generate` that are not followed here."""
+    read_again: int = 0
+    """Times that all tokens so far were read again, as the model's own `generate` does: Phi-MoE once, where its rotary
+    factors change."""
     lost_s: float | None = None
     """With a profile: by how much of `ttft_s` and `decode_s` the machine was too slow for it, at least. None without.
     Seconds that the process of the main node has lost: on a cluster of several, its own alone."""
@@ -190,9 +197,10 @@ def build_report(
     kernel: str,
     recall_complete: bool,
     device: str = "cpu",
+    unfollowed: Sequence[str] = (),
 ) -> Report:
     """Collect the figures of a request from the scheduler and from every node. `device`: the main node's, as in
-    `devices`.
+    `devices`. `unfollowed`: see `OwnPath`.
 
     Raises RequestFailedError for a request that was closed or failed meanwhile.
     """
@@ -205,6 +213,7 @@ def build_report(
     engine.check(number)
     stats.close()
     one_kind = engine.peers.roster.kinds() <= {kind_of(device)}
+    reasons = inexact(engine, request, kernel, unfollowed, doubted, one_kind)
     recall, activated = stats.overall, stats.overall.activated + stats.unpredicted
     count = len(sequence.tokens)
     return Report(
@@ -249,17 +258,12 @@ def build_report(
         audits_missed=dict(engine.checks.audits.missed) if engine.checks.audits else {},
         computations=engine.checks.computations,
         ignored=chooser.ignored,
-        exact=(
-            engine.core.exact
-            and kernel == "exact"
-            and not (chooser.ignored or request.rounded)
-            and request.prefill_passes == 1
-            and not doubted
-            and one_kind
-        ),
+        exact=not reasons,
+        inexact=reasons,
         doubted=doubted,
         requests_per_step=request.passes / request.steps,
         prefill_passes=request.prefill_passes,
+        read_again=request.read_again,
         kernel=kernel,
         forms=sorted(engine.core.forms, key=FORMS.index),
         smaller_forms=[form for form in engine.core.strategy.precision.forms if form != FULL],

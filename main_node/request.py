@@ -30,6 +30,10 @@ class Request:
     cancelled: threading.Event = field(default_factory=threading.Event)
     prefill_passes: int = 0
     """Passes that have read the prompt."""
+    read_again: int = 0
+    """Times that all tokens so far were read again, as the model's own generation does."""
+    chunked: bool = False
+    """Some of its tokens were read in chunks."""
     steps: int = 0
     """Steps that ran a pass of it."""
     passes: int = 0

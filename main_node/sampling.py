@@ -12,9 +12,12 @@ UNSUPPORTED: dict[str, tuple[object, ...]] = {
     "dola_layers": (None,),
     "prompt_lookup_num_tokens": (None,),
     "stop_strings": (None,),
+    "use_cache": (None, True),
+    "cache_implementation": ("dynamic", "dynamic_full", "offloaded", None),
+    "prefill_chunk_size": (None,),
 }
-"""Generation settings that are not supported, since they need several passes a token or the tokenizer. With them, the
-values that change nothing."""
+"""Generation settings that are not supported, since they need several passes a token, the tokenizer or another cache.
+With them, the values that change nothing."""
 
 NEUTRAL = {name: values[-1] for name, values in UNSUPPORTED.items()}
 """Keyword arguments with which `generate` uses none of them."""

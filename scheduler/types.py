@@ -190,7 +190,8 @@ class Pass(NamedTuple):
     position: int
     tokens: int
     prefill: bool
-    """It reads tokens of the prompt: all, or a chunk of them. A pass in decoding reads a token, or a block of them."""
+    """It reads tokens of the prompt: all, or a chunk of them; or once more all tokens so far, where the model's own
+    generation does. A pass in decoding reads a token, or a block of them."""
 
 
 @_message

@@ -13,6 +13,7 @@ from checkpoint.dense import dispatch_experts, load_dense
 from checkpoint.devices.inference import inference
 from checkpoint.devices.streams import new_stream
 from checkpoint.devices.transfer import to_host, token_ids
+from checkpoint.generation.rotary import Rotary
 from checkpoint.native.parameters import ExpertParameters
 from checkpoint.sizes.message_limits import message_limits
 from checkpoint.store import ExpertStore
@@ -69,6 +70,7 @@ class ShadowModel:
                 f"{device} has no room for the shadow in {scheme}, {done} were made ({error}); give another "
                 "--shadow-device, such as cpu, or a smaller --shadow"
             ) from error
+        Rotary(self.dense)
         dispatch_experts(self.dense, self._experts_of)
         self.stream = new_stream(torch.device(device))
         """Its own, so that a main model on the same device need not wait for it, nor it for that."""

@@ -13,12 +13,13 @@ SMALLEST_FORM = 16
 def message_limits(store: ExpertStore) -> ModelLimits:
     """From a store's manifest and configuration; no weights are read."""
     manifest = store.manifest
-    text = family.config_from_dict(manifest.config).get_text_config()
+    config = family.config_from_dict(manifest.config)
+    text = config.get_text_config()
     forms = [manifest.blob_bytes, *(form.blob_bytes for form in manifest.forms.values())]
     hidden = int(text.hidden_size)
     return ModelLimits(
         experts={layer: len(spec.blobs) for layer, spec in manifest.layers.items()},
-        context=getattr(text, "max_position_embeddings", None) or 0,
+        context=family.context_of(config),
         vocabulary=getattr(text, "vocab_size", None) or 0,
         hidden=hidden,
         widths={

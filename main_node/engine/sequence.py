@@ -37,6 +37,8 @@ class Sequence:
         self.max_new_tokens = max_new_tokens
         self.cache = cache
         self.tokens: list[int] = []
+        self._before: Any = None
+        """The cache of the tokens so far, while they are read again."""
         self._resting = True
 
     def prompt_before(self, step: int) -> tuple[int, ...]:
@@ -58,7 +60,17 @@ class Sequence:
 
     def kv_rows(self, start: int, stop: int) -> kv.CachePiece:
         """The cache's rows of positions [start, stop), and its states. No rows if start == stop."""
-        return kv.take(self.cache, start, stop, self._resting)
+        cache = self.cache if self._before is None else self._before
+        return kv.take(cache, start, stop, self._resting)
+
+    @contextlib.contextmanager
+    def reading_again(self, cache: Any) -> Iterator[None]:
+        """Around the passes that read all tokens so far again, into an empty cache."""
+        self._before, self.cache = self.cache, cache
+        try:
+            yield
+        finally:
+            self._before = None
 
     def free(self) -> None:
         """No pass follows: give up the cache."""
@@ -66,8 +78,7 @@ class Sequence:
 
     def cache_bytes(self) -> int:
         """From any thread, also while another one frees it."""
-        cache = self.cache
-        return kv.cache_bytes(cache) if cache is not None else 0
+        return sum(kv.cache_bytes(cache) for cache in (self.cache, self._before) if cache is not None)
 
 
 class Carrier:

@@ -168,12 +168,12 @@ def _result(reports: Sequence[Report], served: Settings) -> list[Line]:
     return [
         Line("memory", _memory(max(reports, key=_held))),
         Line("memory shares", _shares(max(reports, key=_held)), shown=served.memory is not None),
-        Line("output", _exactness(reports, served)),
+        Line("output", _exactness(reports)),
         Line("precision", _precision(one), shown=any(forms_of(served.system_config))),
         Line("tokens", f"{new} out, {prompt} in{ended}"),
         Line("shared", _shared(reports), shown=any(report.requests_per_step > 1 for report in reports)),
         Line("seed", seed, shown=one.seed is not None and len({report.seed for report in reports}) == 1),
-        Line("ignored", f"{', '.join(one.ignored)} of generation_config.json: not supported", shown=bool(one.ignored)),
+        Line("ignored", f"{', '.join(one.ignored)} of the model's settings: not supported", shown=bool(one.ignored)),
     ]
 
 
@@ -193,17 +193,11 @@ def _shares(report: Report) -> str:
     return ", ".join(f"{name} {megabytes(size)}" for name, size in report.memory_shares.items() if size)
 
 
-def _exactness(reports: Sequence[Report], served: Settings) -> str:
+def _exactness(reports: Sequence[Report]) -> str:
     if all(report.exact for report in reports):
         return "exact: the same tokens as with all experts in memory"
-    causes = [f"--{field} {name}" for field, name in served.inexact.items()]
-    shared = any(report.requests_per_step > 1 and not report.exact for report in reports)
-    causes += ["--batch-dense"] * (served.batch_dense and shared)
-    causes += ["--prefill-chunk"] * any(report.prefill_passes > 1 for report in reports)
-    causes += ["devices of different kinds"] * (not all(report.one_kind for report in reports))
-    causes += ["ignored generation settings"] * any(report.ignored for report in reports)
-    causes += ["suspect workers"] * any(report.doubted for report in reports)
-    return f"approximate, because of {' and '.join(causes)}"
+    reasons = dict.fromkeys(reason for report in reports for reason in report.inexact)
+    return f"approximate, because of {' and '.join(reasons)}"
 
 
 def _shared(reports: Sequence[Report]) -> str:

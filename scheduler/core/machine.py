@@ -173,7 +173,17 @@ class Core:
     @property
     def exact(self) -> bool:
         """Answers so far are the model's own: the policies change none, or no smaller form was taken."""
-        return self.strategy.router.exact and (self.strategy.precision.exact or self.forms <= {FULL})
+        return not self.inexact
+
+    @property
+    def inexact(self) -> list[str]:
+        """The policies that may have changed answers so far, as options."""
+        strategy = self.strategy
+        parts = {"router": strategy.router, "precision": strategy.precision}
+        found = {field: "" for field, part in parts.items() if not part.exact} | dict(strategy.named)
+        if self.forms <= {FULL}:
+            found.pop("precision", None)
+        return [f"--{field} {name}".rstrip() for field, name in found.items()]
 
     @property
     def stalled_s(self) -> float:
@@ -286,13 +296,16 @@ class Core:
         request = self._state.requests.get(event.request)
         if request is None:
             return
+        again = request.prefilling and event.index > 0
+        if again:
+            self._passes.read_again(request, event.index)
         if request.prefilling:
             request.prefilling = False
             self._passes.warm_up(event.request, request)
         elif request.in_block:
             self._passes.cut_back(request, event.index)
         self._periods.decoded(event.request, event.index)
-        self._shadow.decoded(event.request, event.index, event.drafts)
+        self._shadow.decoded(event.request, event.index, event.drafts, again)
 
     def _step_started(self, event: t.StepStarted) -> None:
         load_s, layer_s = self._workers.costs.load_s, self._tempo.layer_s

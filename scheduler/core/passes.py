@@ -87,9 +87,24 @@ class PassTracker:
         request.reached, request.rows, request.lead = (one.position, -1), one.tokens, lead
         request.prefilling, request.planned = one.prefill, 0
         request.block = 1 if one.prefill else one.tokens
+        if one.prefill:
+            self._forget_rows(request, one)
         if request.in_block:
             self._join_rows(request, one)
         return moved and self._set_due(request)
+
+    def _forget_rows(self, request: Request, one: t.Pass) -> None:
+        """What was predicted for tokens of the answer that the pass reads once more is not needed any more."""
+        read = range(request.stats.prompt_tokens, one.position + one.tokens)
+        self._cancel(
+            [v for v in self._state.visits if v.request == one.request and v.position in read and v.layer >= 0]
+        )
+
+    def read_again(self, request: Request, index: int) -> None:
+        """All tokens before number `index` of the answer were read again, and the shadow reads them again, too: what it
+        owes of passes before does not come any more."""
+        first = request.stats.prompt_tokens
+        request.stats.read_again(first, first + index)
 
     def cut_back(self, request: Request, index: int) -> None:
         """The next pass begins with token `index` of the answer: the rows of the block from there on were wrong, and
@@ -175,6 +190,7 @@ class PassTracker:
             visit = row._replace(position=request.position)
         late = (visit.position, self._visits.ordinal[row.layer]) <= request.reached
         if row.position >= request.stats.prompt_tokens:
+            late |= request.prefilling and row.position < request.position + request.rows
             request.stats.predicted(row, experts, late)
         request.stats.late += late
         if late:
@@ -217,7 +233,7 @@ class PassTracker:
     def foreseen(self, request: Request, event: t.Foreseen) -> None:
         """The main model has computed scores that a predictor reads."""
         visit = t.Visit(event.request, event.position, event.layer)
-        prefill = event.position < request.stats.prompt_tokens
+        prefill = request.prefilling and event.position < request.position + request.rows
         resident = self._slots.resident(event.layer).keys()
         top_k = self._state.shape.top_k
         importance = importance_of(event.scores, top_k, prefill) if self._weighs_forms else None

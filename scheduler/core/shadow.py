@@ -40,11 +40,16 @@ class ShadowFollower:
         self.present = True
         for number, followed in self._requests.items():
             step = max(followed.decoded - 1, 0)
-            followed.kv_aligned, followed.aligned = 0, step - 1
-            followed.alignment = self.alignment
-            self._commands.follow(number, step)
+            self._follow(number, step)
             if followed.decoded:
                 self._align(number, step)
+
+    def _follow(self, request: int, step: int) -> None:
+        """It reads all tokens before decode pass `step`, whatever it has read of the request before."""
+        followed = self._requests[request]
+        followed.kv_aligned, followed.aligned = 0, step - 1
+        followed.alignment = self.alignment
+        self._commands.follow(request, step)
 
     def lost(self) -> None:
         self.present = False
@@ -59,11 +64,14 @@ class ShadowFollower:
         if self.present:
             self._commands.unfollow(request)
 
-    def decoded(self, request: int, index: int, drafts: int = 0) -> None:
-        """Token `index` exists: decode pass `index` of the shadow may start."""
+    def decoded(self, request: int, index: int, drafts: int = 0, again: bool = False) -> None:
+        """Token `index` exists: decode pass `index` of the shadow may start. `again`: the main model has just read all
+        tokens before it again, and so does the shadow."""
         followed = self._requests[request]
         followed.decoded, followed.drafts = index + 1, drafts
         if self.present:
+            if again:
+                self._follow(request, index)
             self._align(request, index)
 
     def _align(self, request: int, step: int) -> None:

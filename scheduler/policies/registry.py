@@ -229,6 +229,7 @@ def strategy_of(shape: ModelShape, system: SystemConfig) -> Strategy:
         PLACEMENTS[system.placement].make(shape, system),
         PRECISIONS[system.precision].make(shape, system),
         predicts=system.predictor not in ("sep", "none"),
+        named=inexact(system),
     )
 
 

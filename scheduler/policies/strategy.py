@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from scheduler.policies.placement import DeviceOnly, Placement
 from scheduler.policies.precision import Full, Precision
@@ -14,7 +15,8 @@ from scheduler.types import ModelShape
 
 @dataclass(frozen=True, slots=True)
 class Strategy:
-    """Of one scheduler. `predicts`: whether the predictor, and not the shadow or nobody, says what is coming."""
+    """Of one scheduler. `predicts`: whether the predictor, and not the shadow or nobody, says what is coming. `named`:
+    the names of the choices that change answers, by field."""
 
     predictor: Predictor
     residency: Residency
@@ -22,6 +24,7 @@ class Strategy:
     placement: Placement
     precision: Precision
     predicts: bool = False
+    named: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def wants_scores(self) -> bool:

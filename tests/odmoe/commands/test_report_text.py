@@ -14,7 +14,6 @@ from odmoe.commands.generate import progress_of
 from odmoe.commands.report_text import show_answer, show_answers
 from odmoe.settings.settings import Settings
 from odmoe.terminal import Terminal
-from scheduler.policies.registry import PLACEMENTS, Choice
 from support.machines.cli import Screen
 
 MEMORY: dict[str, int | list[int]] = {"main": 2_000_000, "shadow": 0, "workers": [300_000] * 8}
@@ -158,19 +157,14 @@ def test_a_machine_that_keeps_up_is_not_spoken_of(lost_s: float | None) -> None:
     assert "too slow" not in one(emulated="rtx3090-1gbe", lost_s=lost_s)
 
 
-def test_an_answer_that_may_differ_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
-    text = one(exact=False, served={"router": "expert-cache", "alpha": 0.5})["output"]
+def test_an_answer_that_may_differ_says_why() -> None:
+    text = one(exact=False, inexact=["--router expert-cache"])["output"]
     assert text == "approximate, because of --router expert-cache"
-    both = one(exact=False, served={"router": "skip", "precision": "int4"})["output"]
+    both = one(exact=False, inexact=["--router skip", "--precision int4"])["output"]
     assert both == "approximate, because of --router skip and --precision int4"
-    monkeypatch.setitem(PLACEMENTS, "elsewhere", Choice("Rounds on the way", PLACEMENTS["device"].make, exact=False))
-    other = one(exact=False, served={"placement": "elsewhere"})["output"]
-    assert other == "approximate, because of --placement elsewhere"
-    fast = one(exact=False, kernel="fast", served={"kernel": "fast"})["output"]
-    assert fast == "approximate, because of --kernel fast"
-    found = one(exact=False, ignored=["num_beams=4"])
+    found = one(exact=False, inexact=["ignored generation settings"], ignored=["num_beams=4"])
     assert found["output"] == "approximate, because of ignored generation settings"
-    assert found["ignored"].startswith("num_beams=4 of generation_config.json")
+    assert found["ignored"].startswith("num_beams=4 of the model's settings")
 
 
 def test_it_names_the_device_of_each_role() -> None:
@@ -178,9 +172,9 @@ def test_it_names_the_device_of_each_role() -> None:
     both = {"main": gpu, "workers": [gpu, gpu]}
     assert one(devices=both)["devices"] == one(devices=both | {"shadow": gpu})["devices"] == f"{gpu} for all nodes"
     assert one(devices=both | {"shadow": other})["devices"] == f"main {gpu}, workers {gpu}, shadow {other}"
-    mixed = one(devices={"main": gpu, "workers": [gpu, "cpu (Xeon)"]}, exact=False, one_kind=False)
+    mixed = one(devices={"main": gpu, "workers": [gpu, "cpu (Xeon)"]}, exact=False, inexact=["devices"])
     assert mixed["devices"] == f"main {gpu}, workers {gpu} and cpu (Xeon)"
-    assert mixed["output"] == "approximate, because of devices of different kinds"
+    assert mixed["output"] == "approximate, because of devices"
 
 
 def test_the_forms_that_were_loaded_and_why_no_smaller_ones() -> None:

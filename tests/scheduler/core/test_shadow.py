@@ -270,3 +270,23 @@ def test_fixed_periods_are_told_nothing() -> None:
     live.begin({1: t.Pass(1, 5, 1, False)}, {1: Request(RequestStats(5))}, 1.0)
     live.decoded(1, 1)
     assert (live.periods, live.best) == (None, None)
+
+
+def test_where_the_main_model_reads_all_tokens_again_the_shadow_does_too() -> None:
+    d = Driver(layers=2)
+    d.open()
+    d.gate(0, 3, 5)
+    d.computed(0, 1)
+    d.gate(1, 4)
+    d.computed(2)
+    d.do(t.TokenDecoded(1, 1))
+    d.predict(0, 1, 2, at=P + 1)
+    assert d.busy(), "the pass that was announced was predicted"
+    d.do(t.StepStarted((t.Pass(1, 0, P + 2, prefill=True),)))
+    assert not [visit for visit in d.core._state.visits if visit.position == P + 1]
+    d.predict(1, 1, 2, at=P + 1)
+    assert not [visit for visit in d.core._state.visits if visit.position == P + 1], "its pass is never begun"
+    again = d.do(t.TokenDecoded(1, 2))
+    assert again[-2:] == ["follow 1 from 2", f"align 1 step 2 token kv 0:{P + 2}"]
+    assert d.stats().unmatched == 0, "passes before are not predicted any more"
+    assert d.do(t.TokenDecoded(1, 3)) == [f"align 1 step 3 token kv {P + 2}:{P + 3}"]

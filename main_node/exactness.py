@@ -1,0 +1,31 @@
+"""Whether an answer is exact: its tokens are those of Transformers' `generate` with every expert in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from main_node.request import Request
+
+if TYPE_CHECKING:
+    from main_node.engine.engine import Engine
+
+
+def inexact(
+    engine: Engine, request: Request, kernel: str, unfollowed: Iterable[str], doubted: bool, one_kind: bool
+) -> list[str]:
+    """Every reason why a token may be another one, in words, each once; empty for an exact answer.
+
+    `unfollowed`: see `OwnPath`. `doubted`, `one_kind`: see `Report`.
+    """
+    found = {
+        **dict.fromkeys(engine.core.inexact, True),
+        f"--kernel {kernel}": kernel != "exact",
+        "--batch-dense": request.rounded,
+        "--prefill-chunk": request.chunked,
+        "devices of different kinds": not one_kind,
+        "ignored generation settings": bool(request.chooser.ignored),
+        "suspect workers": doubted,
+        **dict.fromkeys(unfollowed, True),
+    }
+    return [reason for reason, holds in found.items() if holds]

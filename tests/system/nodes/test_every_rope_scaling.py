@@ -1,0 +1,21 @@
+"""Every family with every kind of RoPE scaling that its Transformers code knows, on both sides of the limits."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from support.models import families, ropes
+
+LENGTH_MATTERS = ("dynamic", "longrope")
+
+
+@pytest.mark.parametrize("kind", ropes.SCALED)
+@pytest.mark.parametrize("family", families.FAMILIES)
+def test_answers_are_those_of_generate(family: str, kind: str, tmp_path: Path) -> None:
+    try:
+        scaled = ropes.make(tmp_path, family, kind)
+    except ropes.NotMadeError as error:
+        pytest.skip(f"not in Transformers: {error}")
+    ropes.check(scaled, (0, ropes.CHUNK) if kind in LENGTH_MATTERS else (ropes.CHUNK,))
