@@ -30,9 +30,10 @@
         │   └── HostError                its machine: not reached by ssh, wrong Python, no store, other code
         ├── HandshakeError           two nodes do not belong together
         │   ├── SecretError              the cluster's secret is missing or wrong
-        │   ├── CertificateError         expired, another cluster's, another host's, or not to be read
+        │   ├── CertificateError         expired, another cluster's, host's or role's, or not to be read
         │   ├── VersionError             the nodes speak different versions of the protocol
-        │   └── ModelMismatchError       the nodes have stores of different models or dtypes
+        │   ├── ModelMismatchError       the nodes have stores of different models or dtypes
+        │   └── OtherMainNodeError       the node serves another main node
         ├── LinkError                a stream broke, or a peer is gone
         │   └── MainNodeLostError        the main node's process is gone
         ├── ProtocolError            a message that is malformed, too large or out of turn
@@ -156,7 +157,7 @@ class HostError(LaunchError):
 
 
 class HandshakeError(ClusterError):
-    """Two nodes do not belong together: secret, certificate, protocol version or model."""
+    """Two nodes do not belong together: secret, certificate, protocol version, model or main node."""
 
 
 class SecretError(HandshakeError):
@@ -164,7 +165,7 @@ class SecretError(HandshakeError):
 
 
 class CertificateError(HandshakeError):
-    """A certificate has expired, is another cluster's or another host's, or its files cannot be used."""
+    """A certificate has expired, is another cluster's, host's or role's, or its files cannot be used."""
 
 
 class VersionError(HandshakeError):
@@ -173,6 +174,10 @@ class VersionError(HandshakeError):
 
 class ModelMismatchError(HandshakeError):
     """Two nodes have stores of different models or dtypes."""
+
+
+class OtherMainNodeError(HandshakeError):
+    """The node serves another main node, which is alive."""
 
 
 class LinkError(ClusterError):

@@ -89,7 +89,8 @@ def down(file: File, quiet: Quiet = False, debug: LibrariesDebug = False) -> Non
 def certs(
     file: Annotated[Path | None, typer.Argument(help="Cluster file, in place of --host")] = None,
     host: Annotated[
-        list[str] | None, typer.Option(help="A host, as NAME=ADDRESS; repeatable", show_default=False, metavar="TEXT")
+        list[str] | None,
+        typer.Option(help="A host, as NAME=ADDRESS[=ROLE]; repeatable", show_default=False, metavar="TEXT"),
     ] = None,
     out: Annotated[
         Path | None,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import secrets
 from collections.abc import Callable
 
 from checkpoint import kv
@@ -79,7 +80,7 @@ def make_engine(
     if settings.shadowed and settings.align_kv:
         kv.kinds(config_from_dict(store.manifest.config))
     manifest, traced = store.manifest, settings.trace is not None
-    hello = Hello(PROTOCOL_VERSION, manifest.fingerprint, manifest.dtype, "main", traced)
+    hello = Hello(PROTOCOL_VERSION, manifest.fingerprint, manifest.dtype, "main", traced, secrets.token_hex(16))
     pace = MainPace(emulation) if emulation else None
     return Engine(
         make_core(configuration.core),

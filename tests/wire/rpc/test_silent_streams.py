@@ -16,7 +16,7 @@ from wire.refusals import MAX_CALLERS, Refusals, host_of
 from wire.rpc import server as server_module
 from wire.sessions import MAX_STREAMS, Session, Sessions
 
-HELLO = Hello(PROTOCOL_VERSION, "abc", "float32", "main")
+HELLO = Hello(PROTOCOL_VERSION, "abc", "float32", "main", False, "one main node")
 
 
 class Quiet(Session):
