@@ -11,4 +11,4 @@ export ODMOE_NODE_PORT=8701
 # Ray's autoscaler runs as a script beside a scheduler.py of its own, which would be imported in place of our package.
 export PYTHONSAFEPATH=1
 odmoe() { python -m odmoe "$@"; }
-export GRPC_VERBOSITY=ERROR
+export GRPC_VERBOSITY=NONE

@@ -7,11 +7,10 @@ import time
 from concurrent import futures
 from typing import Any
 
-import grpc
-
 from scheduler.errors import ConfigError, LinkError, ODMoEError
 from wire.base import Channel, Handler, Role
 from wire.rpc.pulse import PULSE, Pulse
+from wire.rpc.quiet_grpc import grpc
 from wire.rpc.stream import ACCEPTED_KEY, CLIENT_OPTIONS, EDGES, SECRET_KEY, Stream, check_access, error_of
 from wire.rpc.tls import Identity
 from wire.rpc.tls_probe import TlsProbe

@@ -11,13 +11,12 @@ from collections.abc import Callable, Iterator
 from concurrent import futures
 from typing import Any, NoReturn
 
-import grpc
-
 from scheduler.errors import CertificateError, HandshakeError, LaunchError, ODMoEError, SecretError
 from wire.base import Handler, Node, Role
 from wire.refusals import Refusals
 from wire.rpc.doorman import Doorman
 from wire.rpc.pulse import PULSE, Pulse
+from wire.rpc.quiet_grpc import grpc
 from wire.rpc.stream import (
     ACCEPTED_KEY,
     EDGES,
@@ -151,7 +150,8 @@ class GrpcServer:
         """Only a main node opens streams: any other host of the cluster has a certificate, and the secret, too."""
         if self._identity is None or self._identity.roles is None:
             return
-        roles = roles_in(name.decode(errors="replace") for name in context.auth_context().get("peer_dns", ()))
+        seen: Any = context.auth_context()  # grpc's own types have its values as numbers
+        roles = roles_in(name.decode(errors="replace") for name in seen.get("peer_dns", ()))
         if "main" not in roles:
             self._refuse(context, CertificateError(f"the certificate of {context.peer()} {not_for('main', roles)}"))
 

@@ -21,9 +21,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import grpc
-
 from scheduler.errors import CertificateError
+from wire.rpc.quiet_grpc import grpc
 
 CA_FILE, CHAIN_FILE, KEY_FILE = "ca.pem", "node.pem", "node.key"
 
