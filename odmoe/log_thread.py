@@ -8,6 +8,8 @@ import threading
 from collections.abc import Callable
 from typing import Self
 
+from scheduler.one_line import escaped
+
 PLACES = 10_000
 """Lines that wait at most."""
 END_S = 5.0
@@ -27,7 +29,8 @@ class LogThread:
         self._thread = threading.Thread(target=self._run, name="log", daemon=True)
 
     def line(self, text: str, write: Write | None = None) -> None:
-        """Never waits. `write`: None is to standard error."""
+        """Never waits. `text`: shown on one line. `write`: None is to standard error."""
+        text = escaped(text)
         with self._lock:
             try:
                 if self._lost:

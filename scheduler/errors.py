@@ -40,12 +40,20 @@
         ├── WrongOutputError         a worker's output is not what its expert computes
         └── DeadlineError            a peer did not answer in time
 
-Each message says what was wrong, with which value, and what to do about it.
+Each message says what was wrong, with which value, and what to do about it. It is shown on one line, escaped and
+bounded, since parts of it may come from others: a peer, a client, a checkpoint, a host.
 """
+
+from __future__ import annotations
+
+from scheduler.one_line import one_line
 
 
 class ODMoEError(Exception):
     """Root of the tree."""
+
+    def __str__(self) -> str:
+        return one_line(super().__str__())
 
 
 class ConfigError(ODMoEError):
