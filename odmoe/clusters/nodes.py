@@ -26,7 +26,7 @@ from odmoe.clusters.devices import device_of
 from odmoe.clusters.timed_streams import MainStreamEnd, TimedChannel, TimedHandler, TimedNode
 from odmoe.json_schema import make_guides
 from odmoe.settings.settings import Settings
-from odmoe.text import make_stopper
+from odmoe.text import end_token, make_stopper
 from scheduler.alignment import LATE
 from scheduler.build import make_core
 from scheduler.emulation.clock import Emulation
@@ -184,4 +184,5 @@ def make_main(settings: Settings, store: ExpertStore, engine: Engine, shadow: Sh
         drafts,
         make_guides(store.dense),
         settings.predictor_learning_rate,
+        end_token(store.dense),
     )

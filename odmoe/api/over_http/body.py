@@ -32,6 +32,8 @@ def request_of(query: Query, model: str) -> tuple[str, bytes]:
     body |= {name: options[name] for name in _SAME if name in options}
     if options.get("stop"):
         body["stop"] = list(options["stop"])
+    if options.get("stop_token_ids"):
+        body["stop_token_ids"] = list(options["stop_token_ids"])
     if "logit_bias" in options:
         body["logit_bias"] = {str(token): bias for token, bias in options["logit_bias"].items()}
     body |= _logprobs(options, chat)
