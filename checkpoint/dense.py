@@ -13,6 +13,7 @@ import torch
 
 from checkpoint import family
 from checkpoint.formats.unreadable import first_line, is_out_of_memory
+from checkpoint.generation_file import check_generation_file
 from checkpoint.store import removed
 from scheduler.errors import CorruptStoreError, DoesNotFitError, LaunchError
 
@@ -36,12 +37,14 @@ def load_dense(
 ) -> Any:
     """The family's own model with empty experts modules, dense weights loaded by `from_pretrained`, on `device`.
 
-    Experts modules call `module.odmoe_dispatch`, set by `dispatch_experts`. Raises CorruptStoreError, LaunchError where
+    Experts modules call `module.odmoe_dispatch`, set by `dispatch_experts`. Raises CorruptStoreError, ConfigError for a
+    `generation_config.json` that cannot be used, LaunchError where
     the device has no room, DoesNotFitError where this machine has none, or StoreNotFoundError if the folder is not
     there any more.
     """
     from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
+    check_generation_file(folder)
     config = family.config_from_dict(config_fields)
     cls = family.model_class(config)
 

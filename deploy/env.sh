@@ -19,4 +19,4 @@ odmoe() { python -m odmoe "$@"; }
 # Ends this cluster's processes on this host. Ray's own `ray stop` ends every Ray of the user, and root's of all users.
 stop_cluster() { python3 "$HOME/odmoe/code/odmoe/machines/probe.py" stop; }
 ray() { if [ "$1" = stop ]; then stop_cluster; else command ray "$@"; fi; }
-export GRPC_VERBOSITY=ERROR
+export GRPC_VERBOSITY=NONE

@@ -36,13 +36,16 @@ class Step:
     prompt_logprobs: tuple[TokenLogprobs | None, ...] | None = None
     """With the first token, where the request asked for them: of each token of the prompt. None for its first token,
     which follows nothing."""
+    is_end: bool = False
+    """The token ends the answer and is no part of its text: end-of-sequence, or one of `stop_token_ids`."""
 
 
 def step_of(request: Request, token: int, finish: str | None) -> Step:
     """Of the last token of the answer so far."""
     logprobs = request.logprobs.popleft() if request.logprobs else None
     scores = request.prompt_scores if len(request.sequence.tokens) == 1 else None
-    return Step(token, None, finish, logprobs, tuple(scores.found) if scores is not None else None)
+    is_end = finish == "stop" and token in request.chooser.last_tokens
+    return Step(token, None, finish, logprobs, tuple(scores.found) if scores is not None else None, is_end)
 
 
 def collect(answer: Iterable[Step]) -> tuple[list[int], Report]:

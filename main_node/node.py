@@ -27,7 +27,7 @@ from checkpoint.store import ExpertStore
 from main_node.admission import Admission, Sharing
 from main_node.answer import Answer, Step, TokenLoops, step_of
 from main_node.block import Block, row_experts
-from main_node.choosing.chooser import Chooser
+from main_node.choosing.chooser import Chooser, check_settings
 from main_node.choosing.guide import Guides
 from main_node.choosing.prompt_scores import OutputLayer, PromptScores
 from main_node.drafting import Drafting, DraftSource
@@ -83,19 +83,22 @@ class MainNode:
         drafts: DraftSource | None = None,
         guides: Guides | None = None,
         learning_rate: float = 0.0,
+        end_token: int | None = None,
     ) -> None:
         """`launch_s`: longest wait for the shadow, for a place and for a step. `stopper`: finds stop texts. `context`:
         most tokens of prompt and answer, where that is less than the model's limit. `token_predictor`: weights of the
         token-wise predictor, where the scheduler has one. `linear`: multiplies single rows in the model's linear
         layers. `sharing`: how requests share the node. `device`: of the model, its KV caches and its logits. `drafts`:
         where drafts of the next tokens come from, None: nowhere. `guides`: make answers follow schemas.
-        `learning_rate`: of the token-wise predictor, 0: it does not learn. Raises ConfigError for drafts with a policy
+        `learning_rate`: of the token-wise predictor, 0: it does not learn. `end_token`: the tokenizer's end of a text.
+        Raises ConfigError for drafts with a policy
         that reads the scores of gates."""
         sharing = sharing or Sharing()
         self.store = store
         self.engine = engine
         self.device = torch.device(device)
         self.model = load_dense(store.dense, store.manifest.config, dtype, self.device)
+        check_settings(self.model)
         linear.replace_in(self.model)
         self.device_text = f"{self.device} ({_device_name(self.device)})"
         self._own_path, self._rotary = OwnPath(self.model), Rotary(self.model)
@@ -103,6 +106,7 @@ class MainNode:
         """Of the experts too. With any but `exact`, answers may differ from those of Transformers."""
         self.shape = limited(model_shape(store), context)
         self.stopper, self.guides = stopper, guides
+        self.end_token = end_token
         self.on_logits: Callable[[int, torch.Tensor], None] | None = None
         """Gets a request's number and the logits [V], float32, on the host, from which each of its tokens is chosen."""
         self.launch_s = launch_s
@@ -172,16 +176,18 @@ class MainNode:
         ignore_eos: bool = False,
         sampling: Sampling = GREEDY,
         stop: tuple[str, ...] = (),
+        stop_token_ids: tuple[int, ...] = (),
         logprobs: int | None = None,
         prompt_logprobs: int | None = None,
         schema: str | None = None,
     ) -> Answer:
         """The answer, a token at a time, then a closing step with its report.
 
-        It ends with an end-of-sequence token (unless `ignore_eos`, for measuring), with the token that completes one
-        of the texts in `stop`, after `max_new_tokens`, or where the context is full. With the first token the answer
-        takes its place among those that are computed at once, and keeps it until its last token or until it is closed.
-        The report waits for predictions that the shadow owes, for at most `DRAIN_S`.
+        It ends with an end-of-sequence token of the model or the tokenizer (unless `ignore_eos`), with one of
+        `stop_token_ids`, with the token that completes one of the texts in `stop`, after `max_new_tokens`, or where the
+        context is full. With the first token the answer takes its place among those that are computed at once, and
+        keeps it until its last token or until it is closed. The report waits for predictions that the shadow owes, for
+        at most `DRAIN_S`.
 
         `logprobs`: each step has the log-probabilities of its token and of so many most probable ones.
         `prompt_logprobs`: so has the first step of the prompt's tokens. `schema`: a JSON schema, as text, that the
@@ -203,7 +209,9 @@ class MainNode:
                 raise ConfigError(f"{name} is {top}; allowed: 0 to {vocabulary}, the model's number of tokens")
         room = min(max_new_tokens, self.shape.context - len(prompt))
         follow = partial(self.guides, schema) if schema is not None and self.guides is not None else None
-        chooser = Chooser(self.model, sampling, prompt, room, ignore_eos, logprobs, follow)
+        chooser = Chooser(
+            self.model, sampling, prompt, room, ignore_eos, logprobs, follow, self.end_token, stop_token_ids
+        )
         sequence = Sequence(prompt, room, family.new_cache(self.model.config))
         stopped = self.stopper(stop, prompt) if stop and self.stopper else None
         scores = PromptScores(prompt, prompt_logprobs) if prompt_logprobs is not None else None
@@ -368,7 +376,7 @@ class MainNode:
         """Append a token to the answer. Returns `Report.finish` if the answer ends there, else None."""
         tokens = request.sequence.tokens
         tokens.append(token)
-        if token in request.chooser.ends or len(tokens) == request.chooser.complete_at:
+        if token in request.chooser.last_tokens or len(tokens) == request.chooser.complete_at:
             return "stop"
         if request.stopped is not None and request.stopped(token):
             return "stop_text"
@@ -403,7 +411,7 @@ class MainNode:
         for logits, draft in zip(block.run(), [*tokens[1:], None], strict=True):
             gained.append(self._choose(request, logits))
             request.accepted += gained[-1] == draft
-            if gained[-1] != draft or draft in request.chooser.ends or request.chooser.complete_at is not None:
+            if gained[-1] != draft or draft in request.chooser.last_tokens or request.chooser.complete_at is not None:
                 break
         self._note_cache_bytes(block.nbytes)
         block.cut(len(gained))

@@ -71,6 +71,7 @@ class How(TypedDict, total=False):
     ignore_eos: bool
     sampling: Sampling
     stop: tuple[str, ...]
+    stop_token_ids: tuple[int, ...]
     logprobs: int | None
     prompt_logprobs: int | None
     schema: str | None

@@ -18,8 +18,11 @@ def chat_text(
     messages: Iterable[Mapping[str, Any]],
     tools: Sequence[Mapping[str, Any]] = (),
     variables: Mapping[str, Any] | None = None,
+    add_generation_prompt: bool = True,
+    continue_final_message: bool = False,
 ) -> str:
-    """The chat up to where the answer begins.
+    """The chat up to where the answer begins. `add_generation_prompt`: that is a new message of the assistant.
+    `continue_final_message`: it is the end of the last message's content, in place of that.
 
     `messages`, `tools`: as OpenAI's API has them. `variables`: more of the template's. Raises ConfigError where the
     model has no chat template, for messages that are none, and where the template refuses the chat.
@@ -29,13 +32,24 @@ def chat_text(
             "the model has no chat template; have it continue a prompt (odmoe generate without --chat, "
             "Model.generate, /v1/completions), or use an instruct model"
         )
+    if continue_final_message and add_generation_prompt:
+        raise ConfigError(
+            "continue_final_message and add_generation_prompt are both true; an answer either goes on with the last "
+            "message or begins a new one: give add_generation_prompt false with continue_final_message"
+        )
     read = [_message(f"messages.{number}", message) for number, message in enumerate(messages)]
     try:
         text: str = tokenizer.apply_chat_template(
-            read, tokenize=False, add_generation_prompt=True, tools=list(tools) or None, **(variables or {})
+            read,
+            tokenize=False,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+            tools=list(tools) or None,
+            **(variables or {}),
         )
     except Exception as error:  # Jinja's own, or one that the template raises
-        raise ConfigError(f"the model's chat template refuses this chat: {error}") from error
+        reason = str(error) or type(error).__name__
+        raise ConfigError(f"the model's chat template refuses this chat: {reason}") from error
     return text
 
 

@@ -9,6 +9,8 @@ import time
 from collections.abc import Callable
 from typing import Self
 
+from scheduler.one_line import escaped
+
 LOG_TIME = "%Y-%m-%dT%H:%M:%SZ"
 """Of UTC, at the front of a line."""
 PLACES = 10_000
@@ -35,7 +37,8 @@ class LogThread:
         self._thread = threading.Thread(target=self._run, name="log", daemon=True)
 
     def line(self, text: str, write: Write | None = None) -> None:
-        """Never waits. `write`: None is to standard error."""
+        """Never waits. `text`: shown on one line. `write`: None is to standard error."""
+        text = escaped(text)
         with self._lock:
             try:
                 if self._lost:

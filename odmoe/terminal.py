@@ -15,6 +15,9 @@ from rich.console import Console
 from rich.live import Live
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 from rich.spinner import Spinner
+from rich.text import Text
+
+from scheduler.one_line import one_line
 
 _TASKS = {
     "verify": "checking bytes",
@@ -27,6 +30,8 @@ _TASKS = {
 }
 """How a bar is labelled, by the name of its task."""
 
+LONGEST = 1 << 16
+"""Characters of a line."""
 LINE_S = 10.0
 """Seconds between two lines about progress where there is no terminal for a bar or a spinner."""
 
@@ -53,7 +58,7 @@ class Terminal:
 
     def complain(self, text: str) -> None:
         """A line that is shown with --quiet too."""
-        print(text, file=self.console.file, flush=True)
+        print(one_line(text), file=self.console.file, flush=True)
 
     def notify(self, text: str) -> None:
         """A line about what happened, between the lines of an answer."""
@@ -68,7 +73,12 @@ class Terminal:
         Without a terminal it prints a line for each task that lasts longer than `LINE_S`, and again after as long. Of
         `text` likewise.
         """
-        columns = (TextColumn("{task.description:<22}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
+        columns = (
+            TextColumn("{task.description:<22}", markup=False),
+            BarColumn(),
+            TaskProgressColumn(),
+            TimeRemainingColumn(),
+        )
         shown = self.console.is_terminal
         # Standard output is left alone: rich would send what is printed there to this console.
         bars = Progress(*columns, console=self.console, transient=True, disable=not shown, redirect_stdout=False)
@@ -76,7 +86,7 @@ class Terminal:
             if text and not shown:
                 waiting.enter_context(self._lines(text))
             tasks: dict[str, Any] = {}
-            idle = [bars.add_task(text, total=None)] if text else []
+            idle = [bars.add_task(one_line(text), total=None)] if text else []
             lines: dict[str, _Pace] = {}
 
             def move(task: str, done: int, total: int) -> None:
@@ -84,7 +94,7 @@ class Terminal:
                     bars.remove_task(idle.pop())
                 waiting.close()
                 if task not in tasks:
-                    tasks[task] = bars.add_task(_TASKS.get(task, task), total=total)
+                    tasks[task] = bars.add_task(one_line(_TASKS.get(task, task)), total=total)
                 bars.update(tasks[task], completed=done, total=total)
                 if not shown:
                     line = lines.setdefault(task, _Pace(done)).line(done, total)
@@ -100,9 +110,9 @@ class Terminal:
             with self._lines(text) as say:
                 yield say
             return
-        spinner = Spinner("dots", text, style="status.spinner")
+        spinner = Spinner("dots", Text(one_line(text)), style="status.spinner")  # as text: no markup of rich's
         with Live(spinner, console=self.console, refresh_per_second=12.5, transient=True, redirect_stdout=False):
-            yield lambda text: spinner.update(text=text)
+            yield lambda text: spinner.update(text=Text(one_line(text)))
 
     @contextlib.contextmanager
     def _lines(self, text: str) -> Iterator[Callable[[str], None]]:
@@ -156,7 +166,7 @@ class Terminal:
             self._line("  " + "  ".join(f"{cell:>{width}}" for cell, width in zip(line, widths, strict=True)))
 
     def _line(self, text: str, style: str | None = None) -> None:
-        self.console.print(text, style=style, markup=False, soft_wrap=True)
+        self.console.print(one_line(text, LONGEST), style=style, markup=False, soft_wrap=True)
 
 
 class _Pace:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from checkpoint.formats.gguf_file import gguf_tokenizer, has_tokenizer, is_gguf
+from checkpoint.generation_file import check_generation_file
 from checkpoint.sharding.source import Source, verify_bytes
 from checkpoint.store import removed
 from odmoe.token_length import most_characters
@@ -88,7 +89,9 @@ def panics_named(kind: type[ODMoEError], what: str) -> Iterator[None]:
 
 
 def check_tokenizer(source: Source) -> None:
-    """Raises NoTokenizerError or CorruptCheckpointError unless the checkpoint has a tokenizer."""
+    """Raises NoTokenizerError or CorruptCheckpointError unless the checkpoint has a tokenizer, ConfigError for
+    generation settings that cannot be used."""
+    check_generation_file(source.path)
     try:
         load_tokenizer(source.path, CorruptCheckpointError)
     except CorruptCheckpointError:
@@ -204,19 +207,32 @@ def continuation(tokenizer: Any, prompt: Sequence[int], tokens: Sequence[int], s
 class StoppedText:
     """As TextStream, but the text ends before the first stop text.
 
-    Text that may be the beginning of a stop text is held back until it is clear that it is not. The main node ends a
-    request by this class too, so that the answer's tokens and text end together.
+    Special tokens, which are not shown, are compared too: a stop text may be one, or a part of one and what is beside
+    it. Text that may be the beginning of a stop text is held back until it is clear that it is not. The main node ends
+    a request by this class too, so that the answer's tokens and text end together.
     """
 
     def __init__(self, tokenizer: Any, stop: tuple[str, ...], prompt: Sequence[int] = ()) -> None:
+        self._tokenizer = tokenizer
         self._stream = TextStream(tokenizer, prompt)
         self._stop = stop
         self._waiting = ""
+        self._hidden: list[tuple[int, str]] = []
+        """Special tokens: (place in `_waiting`, text)."""
         self.stopped = False
 
     def push(self, token: int) -> str:
         """The text that is now certain to belong to the answer."""
-        return self._take(self._stream.push(token), last=False)
+        piece = self._stream.push(token)
+        hidden = self._hidden_text(token) if self._stop and not piece else ""
+        if hidden:
+            self._hidden.append((len(self._waiting) + len(self._stream.held_back), hidden))
+        return self._take(piece, last=False)
+
+    def _hidden_text(self, token: int) -> str:
+        """Of a special token. Empty for others."""
+        texts = [self._tokenizer.decode([token], skip_special_tokens=skip) for skip in (False, True)]
+        return "" if texts[1] else texts[0]
 
     def flush(self) -> str:
         """What is left at the end."""
@@ -228,13 +244,38 @@ class StoppedText:
         text = self._waiting + piece
         held = self._stream.held_back if self._stop else ""
         for seen in (text, text + held) if held else (text,):
-            ends = [at for at in (seen.find(stop) for stop in self._stop) if at >= 0]
+            whole, places = self._with_hidden(seen)
+            ends = [at for at in (whole.find(stop) for stop in self._stop) if at >= 0]
             if ends:
                 self.stopped, self._waiting = True, ""
-                return seen[: min(ends)]
-        keep = 0 if last else self._unclear(text)
-        self._waiting = text[len(text) - keep :]
-        return text[: len(text) - keep]
+                return seen[: places[min(ends)]]
+        whole, places = self._with_hidden(text)
+        certain = len(whole) - (0 if last else self._unclear(whole))
+        cut = places[certain]
+        self._drop_hidden(certain, cut)
+        self._waiting = text[cut:]
+        return text[:cut]
+
+    def _with_hidden(self, seen: str) -> tuple[str, Sequence[int]]:
+        """A text with its special tokens, and for each place in that the one in `seen`."""
+        if not self._hidden:
+            return seen, range(len(seen) + 1)
+        whole, places, at = "", [], 0
+        for place, text in self._hidden:
+            if place <= len(seen):
+                whole += seen[at:place] + text
+                places += [*range(at, place), *[place] * len(text)]
+                at = place
+        return whole + seen[at:], [*places, *range(at, len(seen) + 1)]
+
+    def _drop_hidden(self, certain: int, cut: int) -> None:
+        """Those before `certain`, a place in the text with them. `cut`: the same place without."""
+        kept, before = [], 0
+        for place, text in self._hidden:
+            before += len(text)
+            if place + before > certain:
+                kept.append((max(place - cut, 0), text))
+        self._hidden = kept
 
     def _unclear(self, text: str) -> int:
         """The number of characters at the end that may begin a stop text."""
@@ -280,3 +321,13 @@ def make_stopper(
         return push
 
     return stopper
+
+
+def end_token(read: Callable[[], Any]) -> int | None:
+    """The end of a text as the tokenizer has it that `read` gives. None: it has none, or there is no tokenizer, which
+    only prompts of text need."""
+    try:
+        found: int | None = read().eos_token_id
+    except ODMoEError:
+        return None
+    return found

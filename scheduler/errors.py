@@ -30,21 +30,30 @@
         │   └── HostError                its machine: not reached by ssh, wrong Python, no store, other code
         ├── HandshakeError           two nodes do not belong together
         │   ├── SecretError              the cluster's secret is missing or wrong
-        │   ├── CertificateError         expired, another cluster's, another host's, or not to be read
+        │   ├── CertificateError         expired, another cluster's, host's or role's, or not to be read
         │   ├── VersionError             the nodes speak different versions of the protocol
-        │   └── ModelMismatchError       the nodes have stores of different models or dtypes
+        │   ├── ModelMismatchError       the nodes have stores of different models or dtypes
+        │   └── OtherMainNodeError       the node serves another main node
         ├── LinkError                a stream broke, or a peer is gone
         │   └── MainNodeLostError        the main node's process is gone
         ├── ProtocolError            a message that is malformed, too large or out of turn
         ├── WrongOutputError         a worker's output is not what its expert computes
         └── DeadlineError            a peer did not answer in time
 
-Each message says what was wrong, with which value, and what to do about it.
+Each message says what was wrong, with which value, and what to do about it. It is shown on one line, escaped and
+bounded, since parts of it may come from others: a peer, a client, a checkpoint, a host.
 """
+
+from __future__ import annotations
+
+from scheduler.one_line import one_line
 
 
 class ODMoEError(Exception):
     """Root of the tree."""
+
+    def __str__(self) -> str:
+        return one_line(super().__str__())
 
 
 class ConfigError(ODMoEError):
@@ -156,7 +165,7 @@ class HostError(LaunchError):
 
 
 class HandshakeError(ClusterError):
-    """Two nodes do not belong together: secret, certificate, protocol version or model."""
+    """Two nodes do not belong together: secret, certificate, protocol version, model or main node."""
 
 
 class SecretError(HandshakeError):
@@ -164,7 +173,7 @@ class SecretError(HandshakeError):
 
 
 class CertificateError(HandshakeError):
-    """A certificate has expired, is another cluster's or another host's, or its files cannot be used."""
+    """A certificate has expired, is another cluster's, host's or role's, or its files cannot be used."""
 
 
 class VersionError(HandshakeError):
@@ -173,6 +182,10 @@ class VersionError(HandshakeError):
 
 class ModelMismatchError(HandshakeError):
     """Two nodes have stores of different models or dtypes."""
+
+
+class OtherMainNodeError(HandshakeError):
+    """The node serves another main node, which is alive."""
 
 
 class LinkError(ClusterError):

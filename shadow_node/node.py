@@ -40,7 +40,7 @@ MAX_REQUESTS = 1024
 
 
 class Shadow:
-    """One shadow node. Serves one main node at a time, the last one that connected."""
+    """One shadow node. Serves one main node at a time."""
 
     def __init__(self, name: str, model: ShadowModel, fingerprint: str, dtype: str, pace: Pace | None = None) -> None:
         self.name = name

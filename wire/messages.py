@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-PROTOCOL_VERSION = 10
+PROTOCOL_VERSION = 11
 """Both ends of a stream must speak the same version."""
 
 MAX_MESSAGE_BYTES = 64 * 1024 * 1024
@@ -107,6 +107,8 @@ class Hello:
     """Name of the caller."""
     trace: bool = False
     """Whether the node is to record spans."""
+    session: str = ""
+    """The caller's own, at random: a main node that connects again is known by it. Empty: never the same."""
 
 
 @dataclass(frozen=True, slots=True)

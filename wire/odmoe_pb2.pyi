@@ -156,18 +156,20 @@ class Echo(_message.Message):
     def __init__(self, number: _Optional[int] = ...) -> None: ...
 
 class Hello(_message.Message):
-    __slots__ = ("version", "fingerprint", "dtype", "node", "trace")
+    __slots__ = ("version", "fingerprint", "dtype", "node", "trace", "session")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     DTYPE_FIELD_NUMBER: _ClassVar[int]
     NODE_FIELD_NUMBER: _ClassVar[int]
     TRACE_FIELD_NUMBER: _ClassVar[int]
+    SESSION_FIELD_NUMBER: _ClassVar[int]
     version: int
     fingerprint: str
     dtype: str
     node: str
     trace: bool
-    def __init__(self, version: _Optional[int] = ..., fingerprint: _Optional[str] = ..., dtype: _Optional[str] = ..., node: _Optional[str] = ..., trace: _Optional[bool] = ...) -> None: ...
+    session: str
+    def __init__(self, version: _Optional[int] = ..., fingerprint: _Optional[str] = ..., dtype: _Optional[str] = ..., node: _Optional[str] = ..., trace: _Optional[bool] = ..., session: _Optional[str] = ...) -> None: ...
 
 class Load(_message.Message):
     __slots__ = ("load_id", "slot", "layer", "expert", "form")

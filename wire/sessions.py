@@ -1,4 +1,4 @@
-"""The main nodes connected to a node. It serves the last one whose Hello it accepted."""
+"""The main nodes connected to a node. It serves one of them, as long as that one is alive."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
-from scheduler.errors import LinkError, ODMoEError, ProtocolError
+from scheduler.errors import LinkError, ODMoEError, OtherMainNodeError, ProtocolError
 from scheduler.model_limits import ModelLimits
 from wire.base import Channel
 from wire.bounds.check import Bounds
@@ -21,12 +21,15 @@ from wire.tracing import NodeSpans
 HELLO_S = 5.0
 """A stream without an accepted Hello is ended after so long."""
 
+GONE_S = 3.0
+"""A main node that is gone has lost its stream by then, twice over (`wire.rpc.pulse`): so long another one waits."""
+
 MAX_STREAMS = 64
 """Open streams of a node."""
 
 
 class Session(ABC):
-    """One main node's stream to a worker or a shadow. It begins with Hello, and ends when another main node is served.
+    """One main node's stream to a worker or a shadow. It begins with Hello, and ends when that main node has another.
 
     `spans` records what the node does for this main node, timed by `clock`, if its Hello requested a trace.
     """
@@ -49,7 +52,10 @@ class Session(ABC):
         self._sessions = sessions
         self._lock = threading.Lock()
         self._bounds = Bounds(limits or ModelLimits())
-        self._peer = getattr(reply, "peer", "")
+        self.peer: str = getattr(reply, "peer", "")
+        """The other end's address. Empty within a process."""
+        self.main_node = ""
+        """`Hello.session`."""
         self._welcome = False
         self._over = False
         late = f"no Hello came within {HELLO_S:g} s; a stream begins with Hello"
@@ -95,8 +101,9 @@ class Session(ABC):
             self.report(error, message)
 
     def _hello(self, hello: Hello) -> None:
-        check_hello(hello, self.name, *self._belongs, self._peer, self._sessions.refusals)
+        check_hello(hello, self.name, *self._belongs, self.peer, self._sessions.refusals)
         self.spans = NodeSpans(hello.trace, self._clock)
+        self.main_node = hello.session
         self._sessions.serve(self)
         self._welcome = True
         self._deadline.cancel()
@@ -119,7 +126,7 @@ class Session(ABC):
     def await_hello(self) -> None:
         """It was opened, and ends if no Hello is accepted by the deadline. Not so within a process, where no stranger
         opens a stream."""
-        if self._peer:
+        if self.peer:
             self._deadline.start()
 
     def expire(self, reason: str) -> None:
@@ -127,7 +134,7 @@ class Session(ABC):
         if self._welcome or self._over:
             return
         error = ProtocolError(reason)
-        self._sessions.refusals.say(self._peer or "a stream of this process", error)
+        self._sessions.refusals.say(self.peer or "a stream of this process", error)
         self.cut(error)
 
     def cut(self, error: ODMoEError) -> None:
@@ -139,10 +146,10 @@ class Session(ABC):
         self.reply.close()
 
     def replaced(self) -> None:
-        """Another main node is served from now on: tell this one and end its stream."""
+        """Its main node has connected again: tell it, should it still read this stream, and end it."""
         if not self._over:
             with contextlib.suppress(LinkError):
-                self.reply.send(Failed("LinkError", f"{self.name} now serves another main node"))
+                self.reply.send(Failed("LinkError", f"{self.name} serves a newer stream of the same main node"))
         self.on_close(None)
         self.reply.close()
 
@@ -154,7 +161,8 @@ class Sessions(Generic[S]):
     """The open streams of a node, at most `MAX_STREAMS`. Thread-safe.
 
     A stream without an accepted Hello disturbs no other. It is ended after `HELLO_S`, and sooner where it is the oldest
-    such stream and another needs its place: so there is always one for the main node that knows the secret.
+    such stream and another needs its place: so there is always one for the main node that knows the secret. A main node
+    that is served is displaced by no other while it is alive; its own next stream takes the place of the one before.
     """
 
     def __init__(self) -> None:
@@ -163,6 +171,7 @@ class Sessions(Generic[S]):
         """Oldest first."""
         self._served: S | None = None
         self._lock = threading.Lock()
+        self._left = threading.Condition(self._lock)
 
     def add(self, session: S) -> S:
         """A stream was opened."""
@@ -176,11 +185,31 @@ class Sessions(Generic[S]):
         return session
 
     def serve(self, session: S) -> None:
-        """Its Hello was accepted: serve this stream, and end the one served before."""
+        """Its Hello was accepted: serve this stream, and end its main node's one before. Where another main node is
+        served, wait whether that one is gone, for `GONE_S`. Raises OtherMainNodeError if not."""
         with self._lock:
-            before, self._served = self._served, session
+            self._left.wait_for(lambda: session.over or not self._rival(session), GONE_S if session.peer else 0.0)
+            rival = self._rival(session)
+            if rival is None and not session.over:
+                before, self._served = self._served, session
+        if session.over:
+            raise LinkError(f"the stream to {session.peer} has ended")
+        if rival is not None:
+            error = OtherMainNodeError(
+                f"{session.name} serves another main node, {rival.peer or 'in its own process'}, which is alive; end "
+                "that one first (odmoe down), or give this one other nodes"
+            )
+            self.refusals.say(session.peer or "a main node of this process", error)
+            raise error
         if before is not None and before is not session:
             before.replaced()
+
+    def _rival(self, session: S) -> S | None:
+        """The stream of another main node that is served. The lock is held."""
+        served = self._served
+        if served is None or served is session:
+            return None
+        return None if session.main_node and session.main_node == served.main_node else served
 
     def forget(self, session: S) -> None:
         """Its stream is over."""
@@ -188,6 +217,7 @@ class Sessions(Generic[S]):
             self._open.pop(session, None)
             if self._served is session:
                 self._served = None
+            self._left.notify_all()
 
     def close(self) -> None:
         """End every stream."""

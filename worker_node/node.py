@@ -86,7 +86,7 @@ class _Tenure:
 
 
 class Worker:
-    """One worker node. It serves the main node that connected last.
+    """One worker node. It serves one main node at a time.
 
     `forms`: all forms that may be loaded. A slot has room for the largest. With one other than the full form, which is
     the empty string, and for a store with an encoding, device memory for one restored expert is allocated too. `lent`:

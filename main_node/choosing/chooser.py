@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import secrets
 from collections import deque
@@ -9,14 +10,19 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from transformers import GenerationConfig
 
 from checkpoint.devices.transfer import to_device, to_host
+from checkpoint.formats.unreadable import is_out_of_memory
 from main_node.checks.outputs import is_finite
 from main_node.choosing.guide import Guide
 from main_node.choosing.processors import processors_of
 from main_node.logprobs import Logprobs, TokenLogprobs, logprobs_of
-from main_node.sampling import NEUTRAL, Sampling, ignored
+from main_node.sampling import GREEDY, NEUTRAL, Sampling, ignored
 from scheduler.errors import ConfigError, NonFiniteError, RequestFailedError
+
+_REFUSALS = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RuntimeError)
+"""How Transformers takes settings that it does not check."""
 
 
 class Chooser:
@@ -32,34 +38,47 @@ class Chooser:
         ignore_eos: bool = False,
         logprobs: int | None = None,
         follow: Callable[[frozenset[int], int], Guide] | None = None,
+        own_end: int | None = None,
+        stop_token_ids: tuple[int, ...] = (),
     ) -> None:
         """`room`: most new tokens. `logprobs`: how many of the most probable tokens to tell at each place. `follow`:
-        (end-of-sequence tokens, tokens of the vocabulary) -> a guide. Raises ConfigError for settings that Transformers
-        refuses, and for what the model does not have."""
+        (end-of-sequence tokens, tokens of the vocabulary) -> a guide. `own_end`: one more end-of-sequence token, the
+        tokenizer's. `stop_token_ids`: tokens that end the answer in any case. Raises ConfigError for settings that
+        Transformers refuses, and for what the model does not have."""
         self._device: torch.device = model.device
         self.ignored = ignored(model)
         """Generation settings of the model that are not supported."""
-        ends: dict[str, Any] = {"eos_token_id": None} if ignore_eos else {}
-        try:
+        vocabulary = model.get_input_embeddings().num_embeddings
+        for token in stop_token_ids:
+            if not 0 <= token < vocabulary:
+                raise ConfigError(
+                    f"stop_token_ids has {token}; allowed: 0 to {vocabulary - 1}, the model has {vocabulary} tokens"
+                )
+
+        def prepared(model: Any) -> Any:
+            ends = {"eos_token_id": None} if ignore_eos else _with_end(model, own_end, vocabulary)
             config, _ = model._prepare_generation_config(
                 None, **sampling.overrides(), **ends, **NEUTRAL, max_new_tokens=room
             )
             model._prepare_special_tokens(config, True, device=self._device)
-            config = model._prepare_generated_length(config, True, True, "input_ids", len(prompt), None)
-        except ValueError as error:
-            raise ConfigError(f"Transformers refuses these generation settings: {error}") from error
+            return model._prepare_generated_length(config, True, True, "input_ids", len(prompt), None)
+
+        config = _of_transformers(model, prepared)
         eos = config._eos_token_tensor
         self.ends: frozenset[int] = frozenset(to_host(eos)[0].tolist() if eos is not None else ())
         """End-of-sequence tokens."""
-        vocabulary = model.get_input_embeddings().num_embeddings
+        self.last_tokens = self.ends | frozenset(stop_token_ids)
+        """The answer ends with any of these, which is no part of its text."""
         self._guide = follow(self.ends, vocabulary) if follow is not None else None
         own = processors_of(sampling, len(prompt), self._guide, vocabulary, self._device)
-        try:
-            self._processors = model._get_logits_processor(
+
+        def processors(model: Any) -> Any:
+            config = prepared(model)  # Transformers changes it here
+            return model._get_logits_processor(
                 config, len(prompt), logits_processor=own, device=self._device, model_kwargs={}
             )
-        except ValueError as error:
-            raise ConfigError(f"Transformers refuses these generation settings: {error}") from error
+
+        self._processors = _of_transformers(model, processors)
         self._top = logprobs
         self.logprobs: deque[TokenLogprobs] = deque()
         """Of the tokens chosen, in their order, where they are to be told."""
@@ -158,3 +177,46 @@ class Chooser:
             "the next token's probabilities are not finite numbers; raise the temperature or the repetition "
             "penalty, or check that the model's weights are intact"
         )
+
+
+def _with_end(model: Any, own_end: int | None, vocabulary: int) -> dict[str, Any]:
+    """The model's end-of-sequence tokens and one more, as an argument of `generate`."""
+    given = model.generation_config.eos_token_id
+    known = [] if given is None else [given] if isinstance(given, int) else list(given)
+    if own_end is None or own_end in known or not own_end < vocabulary:
+        return {}
+    return {"eos_token_id": [*known, own_end]}
+
+
+def check_settings(model: Any) -> None:
+    """Raises ConfigError where the model's own generation settings cannot be used, with the one that is wrong."""
+    logits = torch.zeros(model.get_input_embeddings().num_embeddings, device=model.device)
+    _of_transformers(model, lambda model: Chooser(model, GREEDY, [0], 2).choose(logits))
+
+
+def _of_transformers(model: Any, made: Callable[[Any], Any]) -> Any:
+    """What `made` returns of the model. Raises ConfigError where Transformers refuses or cannot use its settings."""
+    try:
+        return made(model)
+    except _REFUSALS as error:
+        if is_out_of_memory(error):
+            raise
+        wrong = _wrong_setting(model, made)
+        cause = f"; generation_config.json: {wrong}; correct that file" if wrong else ""
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise ConfigError(f"Transformers refuses these generation settings: {reason}{cause}") from error
+
+
+def _wrong_setting(model: Any, made: Callable[[Any], Any]) -> str:
+    """The setting of the model without which `made` succeeds. Empty: none."""
+    defaults = GenerationConfig()
+    for name, value in model.generation_config.to_diff_dict().items():
+        other = copy.copy(model)
+        other.generation_config = copy.copy(model.generation_config)
+        setattr(other.generation_config, name, getattr(defaults, name, None))
+        try:
+            made(other)
+        except (*_REFUSALS, ConfigError):
+            continue
+        return f"{name} is {value!r:.80}"
+    return ""

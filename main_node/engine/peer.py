@@ -7,12 +7,14 @@ import math
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import fields, replace
+from typing import Any, TypeVar
 
 from scheduler import errors
 from scheduler import types as t
 from scheduler.errors import DeadlineError, LinkError, ODMoEError, ProtocolError
 from scheduler.model_limits import ModelLimits
+from scheduler.one_line import one_line
 from scheduler.policies.precision import FORMS, FULL
 from wire.base import Channel, Handler
 from wire.bounds.check import Bounds
@@ -37,6 +39,7 @@ ECHOES = 5
 ECHO_S = 0.5
 """How often a round trip is measured, and how long all of them may take."""
 
+_Telling = TypeVar("_Telling", bound="WorkerReady | ShadowReady | Failed")
 _ANSWERS = (WorkerReady, ShadowReady, WorkerUsage, ShadowUsage, TraceRecords, Echo)
 
 
@@ -71,6 +74,13 @@ def prediction_of(message: Message, shape: t.ModelShape, came: Callable[[Predict
         raise ProtocolError(f"it predicts {experts}, which the model does not have")
     came(message)
     return t.Predicted(message.request, message.position, message.layer, message.experts)
+
+
+def _shown(message: _Telling) -> _Telling:
+    """With its texts as they may be shown, in logs, reports and tables."""
+    values = {one.name: getattr(message, one.name) for one in fields(message)}
+    texts: Any = {name: one_line(value) for name, value in values.items() if isinstance(value, str)}
+    return replace(message, **texts)
 
 
 class PeerHandler:
@@ -182,6 +192,8 @@ class PeerHandler:
         except ProtocolError as error:
             self._refuse(error)
             return
+        if isinstance(message, WorkerReady | ShadowReady | Failed):
+            message = _shown(message)
         if isinstance(message, WorkerReady):
             limits = replace(self._bounds.limits, slots=message.slots, slot_bytes=message.slot_bytes)
             self._bounds = Bounds(limits)

@@ -30,6 +30,8 @@ class Options(TypedDict, total=False):
     seed: int | None
     stop: str | Sequence[str]
     """The answer ends before any of these texts."""
+    stop_token_ids: Sequence[int]
+    """The answer ends with any of these tokens, which is no part of its text."""
     ignore_eos: bool
     repetition_penalty: float | None
     presence_penalty: float
@@ -82,7 +84,7 @@ def how_asked(settings: Settings, options: Options) -> tuple[int, How]:
         more["logit_bias"] = tuple(more["logit_bias"].items())
     if more:
         how["sampling"] = replace(how["sampling"], **more)
-    for name in (*_COUNTS, "schema"):
+    for name in (*_COUNTS, "schema", "stop_token_ids"):
         if name in given:
             how[name] = given[name]  # type: ignore[literal-required]
     return chosen.max_new_tokens, how
@@ -118,6 +120,13 @@ def _count(name: str, value: Any) -> int:
     return count
 
 
+def _token_ids(name: str, value: Any) -> tuple[int, ...]:
+    try:
+        return tuple(_count(name, token) for token in value)
+    except (TypeError, ConfigError):
+        raise ConfigError(f"{name} is {value!r}; allowed: a list of token ids") from None
+
+
 def _biases(name: str, value: Any) -> dict[int, float]:
     try:
         return {operator.index(token): _number(name, bias) for token, bias in value.items()}
@@ -141,6 +150,7 @@ _PARSED: dict[str, Callable[[str, Any], Any]] = {
     **dict.fromkeys(("presence_penalty", "frequency_penalty"), _number),
     **dict.fromkeys(_COUNTS, _count),
     "logit_bias": _biases,
+    "stop_token_ids": _token_ids,
     "schema": schema_text,
 }
 """Options that are no settings: what gives each its type, and raises ConfigError."""

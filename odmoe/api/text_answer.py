@@ -60,7 +60,8 @@ class TextAnswer(Closing, Iterator[Piece]):
         with closing(retried.steps(prompt, max_new_tokens, how)) as steps:
             for step in steps:
                 if step.token_id is not None:
-                    yield Piece(text.push(step.token_id) + (text.flush() if step.finish else ""), step)
+                    piece = "" if step.is_end else text.push(step.token_id)
+                    yield Piece(piece + (text.flush() if step.finish else ""), step)
                 self.report = step.report
 
     def __next__(self) -> Piece:

@@ -118,4 +118,5 @@ def _credentials(tls: Path | None) -> tuple[str | None, Identity | None]:
     from odmoe.clusters.credentials import credentials
     from odmoe.settings.settings import Settings
 
-    return credentials(Settings(tls=str(tls)))
+    secret, identity = credentials(Settings(tls=str(tls)))
+    return secret, identity.whatever_role() if identity else None

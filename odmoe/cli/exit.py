@@ -15,6 +15,7 @@ from types import FrameType
 import typer
 
 from scheduler.errors import ConfigError, ODMoEError, PromptError, PromptsFailedError
+from scheduler.one_line import one_line
 
 AGAIN_S = 3.0
 """Further interrupts within this time of the first are ignored."""
@@ -113,7 +114,7 @@ def print_error(name: str, message: str) -> None:
 
 def _say(line: str) -> None:
     with contextlib.suppress(OSError):
-        sys.stderr.write(f"{line}\n")
+        sys.stderr.write(f"{one_line(line)}\n")
 
 
 _ended_by: signal.Signals | None = None

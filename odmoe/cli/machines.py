@@ -120,7 +120,8 @@ def host_stores(
 def certs(
     file: Annotated[Path | None, typer.Argument(help="Cluster file, in place of --host")] = None,
     host: Annotated[
-        list[str] | None, typer.Option(help="A host, as NAME=ADDRESS; repeatable", show_default=False, metavar="TEXT")
+        list[str] | None,
+        typer.Option(help="A host, as NAME=ADDRESS[=ROLE]; repeatable", show_default=False, metavar="TEXT"),
     ] = None,
     out: Annotated[
         Path | None,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import secrets
 from collections.abc import Callable
 
 from checkpoint import kv
@@ -25,7 +26,7 @@ from odmoe.clusters.devices import device_of
 from odmoe.clusters.timed_streams import MainStreamEnd, TimedChannel, TimedHandler, TimedNode
 from odmoe.json_schema import make_guides
 from odmoe.settings.settings import Settings
-from odmoe.text import KeptTokenizer, make_stopper
+from odmoe.text import KeptTokenizer, end_token, make_stopper
 from scheduler.alignment import LATE
 from scheduler.build import make_core
 from scheduler.emulation.clock import Emulation
@@ -79,7 +80,7 @@ def make_engine(
     if settings.shadowed and settings.align_kv:
         kv.kinds(config_from_dict(store.manifest.config))
     manifest, traced = store.manifest, settings.trace is not None
-    hello = Hello(PROTOCOL_VERSION, manifest.fingerprint, manifest.dtype, "main", traced)
+    hello = Hello(PROTOCOL_VERSION, manifest.fingerprint, manifest.dtype, "main", traced, secrets.token_hex(16))
     pace = MainPace(emulation) if emulation else None
     return Engine(
         make_core(configuration.core),
@@ -183,4 +184,5 @@ def make_main(settings: Settings, store: ExpertStore, engine: Engine, shadow: Sh
         drafts,
         make_guides(store.dense, tokenizer),
         settings.predictor_learning_rate,
+        end_token(tokenizer),
     )

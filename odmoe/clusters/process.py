@@ -12,13 +12,27 @@ import time
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from odmoe.clusters.hqq_import import postpone_hqq
 from odmoe.log_thread import LOG_TIME
 from scheduler.errors import LaunchError
+from scheduler.one_line import one_line
 
 OUR_PACKAGES = ("scheduler", "wire", "checkpoint", "main_node", "shadow_node", "worker_node", "odmoe")
 """Their warnings are shown; of the libraries, only errors."""
+
+
+class OneLineFormatter(logging.Formatter):
+    """A record's message is one line, whatever others have put into it, and so is each line of a traceback."""
+
+    converter = time.gmtime
+
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        return one_line(super().formatMessage(record))
+
+    def formatException(self, ei: Any) -> str:
+        return "\n".join(map(one_line, super().formatException(ei).split("\n")))
 
 
 def prepare_process(debug: bool = False, timed: bool = False) -> None:
@@ -28,10 +42,9 @@ def prepare_process(debug: bool = False, timed: bool = False) -> None:
     prepare_imports(debug)
     level = logging.DEBUG if debug else logging.ERROR
     first = "%(asctime)s " if timed else ""
-    lines, form = logging.StreamHandler(), logging.Formatter(f"{first}%(levelname)s %(name)s: %(message)s", LOG_TIME)
-    form.converter = time.gmtime
-    lines.setFormatter(form)
-    logging.basicConfig(level=level, handlers=[lines])
+    handler = logging.StreamHandler()
+    handler.setFormatter(OneLineFormatter(f"{first}%(levelname)s %(name)s: %(message)s", LOG_TIME))
+    logging.basicConfig(level=level, handlers=[handler])
     for ours in OUR_PACKAGES:
         logging.getLogger(ours).setLevel(logging.DEBUG if debug else logging.WARNING)
 
@@ -43,6 +56,7 @@ def prepare_imports(debug: bool = False) -> None:
     # gRPC's handlers of fork abort a child that is forked while a call runs, and ray.init forks its processes.
     os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
     if not debug:
+        os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # for processes of Ray too, which import gRPC before us
         os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
         os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
         warnings.filterwarnings("ignore", category=FutureWarning, module="transformers")

@@ -5,6 +5,8 @@ The folder afterwards (directories 700, keys and secrets 600):
     ca.pem, ca.key      the CA; the key admits hosts to the cluster and never leaves this machine
     secret              the cluster's
     <address>/          all that this host needs: ca.pem, node.pem, node.key, secret
+
+A host's certificate is for its address, its name, and the roles that the host may have (`wire.rpc.tls`).
 """
 
 from __future__ import annotations
@@ -17,8 +19,10 @@ import os
 import re
 import secrets
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from cryptography import x509
@@ -30,7 +34,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from odmoe.machines.cluster_file import read_cluster_file
 from odmoe.machines.home import cluster_dir
 from scheduler.errors import CertificateError, ConfigError
-from wire.rpc.tls import CA_FILE, CHAIN_FILE, KEY_FILE
+from wire.rpc.tls import CA_FILE, CHAIN_FILE, KEY_FILE, ROLE_DOMAIN, ROLES, role_name
 
 if TYPE_CHECKING:
     from odmoe.terminal import Terminal
@@ -60,17 +64,21 @@ def run_certs(
     renew: bool,
     terminal: Terminal,
 ) -> Path:
-    """Make certificates for the hosts of a cluster file and those given as "NAME=ADDRESS". Returns the folder.
+    """Make certificates for the hosts of a cluster file and those given as "NAME=ADDRESS" or "NAME=ADDRESS=ROLE",
+    ROLE being one or several with + between them. Returns the folder.
 
     Raises ConfigError for invalid hosts, days or folder, CertificateError for an unusable CA.
     """
     cluster = read_cluster_file(cluster_file) if cluster_file else None
     hosts_named = [(host.name, host.address) for host in cluster.hosts] if cluster else []
-    hosts_named += [_parsed(text) for text in hosts]
+    parsed = [_parsed(text) for text in hosts]
+    hosts_named += [(name, address) for name, address, _ in parsed]
     if not hosts_named:
         raise ConfigError("no hosts are given; give a cluster file, or --host NAME=ADDRESS for each")
     folder = folder or default_folder(cluster.name if cluster else "default")
-    done = ensure_certs(folder, hosts_named, days, renew=renew)
+    done = ensure_certs(
+        folder, hosts_named, days, renew=renew, roles={name: given for name, _, given in parsed if given}
+    )
     give_secret(folder, [address for _, address in hosts_named])
     for line in done or ["nothing to do: every certificate is good"]:
         terminal.console.print(line, markup=False, soft_wrap=True)
@@ -92,38 +100,60 @@ def default_folder(cluster: str) -> Path:
     return cluster_dir(cluster)
 
 
-def _parsed(text: str) -> tuple[str, str]:
-    name, equals, address = text.partition("=")
-    if not equals:
-        raise ConfigError(f"--host is {text!r}; allowed: NAME=ADDRESS, such as worker-0=192.168.1.13")
-    return name, address
+def _parsed(text: str) -> tuple[str, str, frozenset[str]]:
+    """Name, address and roles, which may be none."""
+    name, equals, rest = text.partition("=")
+    address, given, roles = rest.partition("=")
+    found = frozenset(roles.split("+")) if given else frozenset()
+    if not equals or not found <= set(ROLES):
+        raise ConfigError(
+            f"--host is {text!r}; allowed: NAME=ADDRESS, such as worker-0=192.168.1.13, or NAME=ADDRESS=ROLE, such as "
+            f"box=192.168.1.13=worker, with the role {', '.join(ROLES)}, or several with + between them"
+        )
+    return name, address, found
 
 
 # --- what is there, and what has to be made --------------------------------------------------------------------------
 
 
 def ensure_certs(
-    folder: Path, hosts: Iterable[tuple[str, str]], days: int = 825, ca_days: int = 3650, renew: bool = False
+    folder: Path,
+    hosts: Iterable[tuple[str, str]],
+    days: int = 825,
+    ca_days: int = 3650,
+    renew: bool = False,
+    roles: Mapping[str, frozenset[str]] = MappingProxyType({}),
 ) -> list[str]:
     """Make a CA if there is none, and a good certificate for each (name, address). Returns what was done, in words.
 
-    A certificate is replaced if it ends within 30 days, is of another CA, for another address, or does not match its
-    key; with `renew` always. A CA is never replaced. Each file is written whole or not at all.
-    Raises ConfigError for invalid arguments, CertificateError for an unusable CA.
+    A host may have the role that its name says, as in a cluster file (main, shadow, worker-0, ...), or those that
+    `roles` has for its name. A certificate is replaced if it ends within 30 days, is of another CA, for another
+    address, or other roles, or does not match its key; with `renew` always. A CA is never replaced. Each file is
+    written whole or not at all. Raises ConfigError for invalid arguments, CertificateError for an unusable CA.
     """
-    hosts_named = [(_checked_name(name), _checked_address(address)) for name, address in hosts]
+    wanted = [
+        (_checked_name(name), _checked_address(address), roles.get(name) or _role_of(name)) for name, address in hosts
+    ]
+    for address, count in Counter(address for _, address, _ in wanted).items():
+        if count > 1:
+            raise ConfigError(
+                f"{address} is given {count} times, and a host has one certificate; name it once, with all its roles: "
+                f"NAME={address}=main+worker"
+            )
     for what, count in (("--days", days), ("ca_days", ca_days)):
         if not 1 <= count <= MAX_DAYS:
             raise ConfigError(f"{what} is {count}; allowed: 1 to {MAX_DAYS}")
     done: list[str] = []
     with _one_at_a_time(folder):
         key, certificate = _authority(folder, ca_days, done)
-        for name, address in hosts_named:
-            host = folder / address
-            why = "renewed (--renew)" if renew else _why_anew(host, name, address, certificate)
+        for name, address, allowed in wanted:
+            host, names = folder / address, _dns_names(name, address, allowed)
+            why = "renewed (--renew)" if renew else _why_anew(host, names, address, certificate)
             if why:
-                _make(host, name, address, days, key, certificate)
-                done.append(f"{name} ({address}): a certificate until {_until(host / CHAIN_FILE)}; {why}")
+                _make(host, names, address, days, key, certificate)
+                role = " and ".join(sorted(allowed)) or "none, so it can be no node (give NAME=ADDRESS=ROLE)"
+                until = _until(host / CHAIN_FILE)
+                done.append(f"{name} ({address}): a certificate until {until}; role: {role}; {why}")
             _write(host / CA_FILE, _pem(certificate), 0o644, done)
     return done
 
@@ -169,7 +199,7 @@ def _authority(folder: Path, days: int, done: list[str]) -> tuple[ec.EllipticCur
     return key, certificate
 
 
-def _why_anew(host: Path, name: str, address: str, authority: x509.Certificate) -> str:
+def _why_anew(host: Path, dns_names: list[str], address: str, authority: x509.Certificate) -> str:
     """Why the certificate in `host` must be replaced; empty if it is good."""
     if not (host / CHAIN_FILE).exists() or not (host / KEY_FILE).exists():
         return "there was none"
@@ -188,8 +218,11 @@ def _why_anew(host: Path, name: str, address: str, authority: x509.Certificate) 
         return "the one there was not for the key beside it"
     if names.get_values_for_type(x509.IPAddress) != [ipaddress.ip_address(address)]:
         return "the one there was for another address"
-    if names.get_values_for_type(x509.DNSName) != [name]:
+    found = names.get_values_for_type(x509.DNSName)
+    if found[:1] != dns_names[:1]:
         return "the one there was for another name"
+    if found != dns_names:
+        return "the one there was for no role, as those made by older versions, or for another one"
     if certificate.not_valid_after_utc < _now() + RENEW_BEFORE:
         return f"the one there ended on {_until(host / CHAIN_FILE)}"
     return ""
@@ -211,13 +244,14 @@ def _sign_authority(key: ec.EllipticCurvePrivateKey, days: int) -> x509.Certific
 
 
 def _make(
-    host: Path, name: str, address: str, days: int, ca_key: ec.EllipticCurvePrivateKey, ca: x509.Certificate
+    host: Path, dns_names: list[str], address: str, days: int, ca_key: ec.EllipticCurvePrivateKey, ca: x509.Certificate
 ) -> None:
     key = ec.generate_private_key(ec.SECP256R1())
     end = min(_now() + datetime.timedelta(days=days), ca.not_valid_after_utc)
-    names = x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address(address)), x509.DNSName(name)])
+    address_name = x509.IPAddress(ipaddress.ip_address(address))
+    names = x509.SubjectAlternativeName([address_name, *map(x509.DNSName, dns_names)])
     certificate = (
-        _begun(_named(name), ca.subject, key.public_key(), end)
+        _begun(_named(dns_names[0]), ca.subject, key.public_key(), end)
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
         .add_extension(_usage(sign_certificates=False), critical=True)
         .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]), False)
@@ -332,6 +366,17 @@ def _read_certificate(file: Path) -> x509.Certificate:
         raise CertificateError(f"{file} cannot be read as a certificate: {error}") from None
 
 
+def _role_of(name: str) -> frozenset[str]:
+    """The role of a host with such a name in a cluster file. Others have none, and may only measure their links."""
+    role = name.partition("-")[0]
+    return frozenset((role,)) if role == "worker" or name in ROLES else frozenset()
+
+
+def _dns_names(name: str, address: str, roles: frozenset[str]) -> list[str]:
+    """Of a certificate: the host's own name first."""
+    return [name, *(role_name(role, host) for role in sorted(roles) for host in (address, name))]
+
+
 def _until(file: Path) -> str:
     return f"{_read_certificate(file).not_valid_after_utc:%Y-%m-%d}"
 
@@ -339,6 +384,8 @@ def _until(file: Path) -> str:
 def _checked_name(name: str) -> str:
     if not _HOST.fullmatch(name) or len(name) > 64:  # the limit of a certificate's common name
         raise ConfigError(f"the host name {name!r} is invalid; allowed: up to 64 letters, digits, - and .")
+    if name.lower().endswith(f".{ROLE_DOMAIN}"):
+        raise ConfigError(f"the host name {name!r} is invalid: names under {ROLE_DOMAIN} are those of roles")
     return name
 
 

@@ -17,6 +17,7 @@ from odmoe.machines.cluster_file import ClusterFile, Host
 from odmoe.machines.head import NODE_UNKNOWN
 from odmoe.terminal import megabytes
 from scheduler.errors import HostError
+from scheduler.one_line import one_line
 
 COLORS = {"ready": "green", "failed": "red", "lost": "red", "unreachable": "red"}
 COLUMNS = ("host", "address", "state", "ray", "store", "slots", "loads", "memory", "trip", "device", "detail")
@@ -97,7 +98,7 @@ class HostTable:
     def _say(self, address: str) -> None:
         """Without a terminal: print the change of a host's state."""
         row = self.rows[address]
-        detail = f": {row['detail']}" if row["detail"] else ""
+        detail = f": {one_line(row['detail'])}" if row["detail"] else ""
         text = f"{row['name']} ({address}) {row['state']}{detail}"
         new = self._last_text.get(address) != text and (row["state"] != "waiting" or detail)
         self._last_text[address] = text
@@ -128,7 +129,7 @@ def cells(row: Row) -> list[str]:
     detail = str(row["detail"])
     if (row["heartbeat_s"] or 0.0) > 5.0:
         detail = f"no heartbeat for {row['heartbeat_s']:.0f} s" + (f"; {detail}" if detail else "")
-    return [
+    texts = [
         row["name"],
         row["address"],
         row["state"],
@@ -141,6 +142,7 @@ def cells(row: Row) -> list[str]:
         row["device"] or "",
         detail,
     ]
+    return list(map(one_line, texts))
 
 
 def cause(error: HostError) -> str:
@@ -154,7 +156,7 @@ def copying(console: Console, what: str) -> Iterator[Callable[[int, int], None]]
     if not console.is_terminal:
         yield _in_lines(console, what)
         return
-    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), DownloadColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, transient=True) as bars:
         task = bars.add_task(what, total=None)
         yield lambda done, total: bars.update(task, completed=done, total=total)

@@ -9,9 +9,8 @@ import socket
 from collections.abc import Mapping
 from typing import Any
 
-import grpc
-
 from scheduler.errors import LaunchError
+from wire.rpc.quiet_grpc import grpc
 from wire.rpc.stream import is_loopback
 
 REACH_S = 5.0

@@ -13,12 +13,15 @@ from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from odmoe.log_thread import utc_time
+from scheduler.one_line import one_line
 
 if TYPE_CHECKING:
     from main_node.report import Report
 
 PREFIX = "/v1/"
 """Paths whose requests are logged; a monitor asks the others all the time."""
+MOST_CHARACTERS = 512
+"""Of what a client has written that is logged: its path, its model."""
 GONE = 499
 """The status of a request whose client has gone before the answer began; nobody gets it. nginx writes the same."""
 
@@ -73,7 +76,11 @@ class Record:
             "recall": _rounded(self.recall),
             "finish": self.finish,
         }
-        return {name: value for name, value in found.items() if value is not None}
+        return {
+            name: one_line(value, MOST_CHARACTERS) if isinstance(value, str) else value
+            for name, value in found.items()
+            if value is not None
+        }
 
 
 def _rounded(value: float | None) -> float | None:

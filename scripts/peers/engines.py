@@ -166,7 +166,7 @@ class ForcedChooser:
     """Takes the place of an answer's chooser: keeps the greedy token and returns the forced one."""
 
     def __init__(self, tokens: list[int], steps: Steps) -> None:
-        self.ends: frozenset[int] = frozenset()
+        self.ends = self.last_tokens = frozenset[int]()
         self.complete_at: int | None = None
         self.seed: int | None = None
         self.ignored: list[str] = []

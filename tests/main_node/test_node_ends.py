@@ -59,6 +59,29 @@ def test_the_real_context_can_be_filled(cluster: TappedCluster, expected: Any) -
     assert report.prompt_tokens + report.new_tokens == 1024
 
 
+def test_the_tokenizers_end_and_stop_tokens(cluster: TappedCluster, expected: Any, monkeypatch: Any) -> None:
+    """As vLLM has them: the tokenizer's end beside the model's, unless `ignore_eos`; stop tokens in any case."""
+    first_new = next(i for i in range(2, TOKENS) if expected.tokens[i] not in expected.tokens[:i])
+    last, until = expected.tokens[first_new], expected.tokens[: first_new + 1]
+    for own in (None, 2047, [2047, 2046]):
+        monkeypatch.setattr(cluster.main.model.generation_config, "eos_token_id", own)
+        monkeypatch.setattr(cluster.main, "end_token", last)
+        tokens, report = cluster.answer(expected.prompt, TOKENS)
+        assert (tokens, report.finish) == (until, "stop")
+        assert cluster.answer(expected.prompt, TOKENS, ignore_eos=True)[0] == expected.tokens
+        monkeypatch.setattr(cluster.main, "end_token", 1 << 20)  # beyond the model's vocabulary
+        assert cluster.answer(expected.prompt, TOKENS)[0] == expected.tokens
+        monkeypatch.setattr(cluster.main, "end_token", None)
+        for ignored in (False, True):
+            how = {"ignore_eos": ignored, "stop_token_ids": (2040, last)}
+            steps = list(cluster.main.generate(expected.prompt, TOKENS, **how))
+            assert [step.token_id for step in steps[:-1]] == until
+            assert [step.is_end for step in steps[:-1]] == [False] * first_new + [True]
+    for wrong in (-1, 2048):
+        with pytest.raises(ConfigError, match=f"stop_token_ids has {wrong}; allowed: 0 to 2047"):
+            cluster.main.generate(expected.prompt, TOKENS, stop_token_ids=(wrong,))
+
+
 def test_any_end_of_sequence_token_ends_the_answer(cluster: TappedCluster, expected: Any) -> None:
     first_new = next(i for i in range(2, TOKENS) if expected.tokens[i] not in expected.tokens[:i])
     last = expected.tokens[first_new]

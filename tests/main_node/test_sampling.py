@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 import torch
 
 from checkpoint.expert import ExpertArithmetic
-from main_node.choosing.chooser import Chooser
+from main_node.choosing.chooser import Chooser, check_settings
 from main_node.sampling import GREEDY, Sampling, ignored
 from odmoe.clusters.embedded import EmbeddedCluster
 from odmoe.settings.settings import Settings
@@ -122,6 +123,47 @@ def test_what_needs_more_than_a_pass_a_token_is_named(
     assert ignored(cluster.main.model) == ["num_beams=4"]
     report = ours(cluster, prompt)
     assert (report.ignored, report.exact) == (["num_beams=4"], False)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("eos_token_id", "2"),
+        ("eos_token_id", [1, None]),
+        ("repetition_penalty", "a"),
+        ("suppress_tokens", "a"),
+        ("bad_words_ids", []),
+        ("no_repeat_ngram_size", "3"),
+        ("min_new_tokens", "3"),
+        ("forced_eos_token_id", "x"),
+        ("exponential_decay_length_penalty", 5),
+        ("sequence_bias", 5),
+    ],
+)
+def test_settings_of_the_model_that_cannot_be_used(
+    cluster: EmbeddedCluster, model: Any, prompt: list[int], name: str, value: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where Transformers' own `generate` fails, with whatever error, the setting is named, at the start too."""
+    for one in (model, cluster.main.model):
+        monkeypatch.setattr(one.generation_config, name, value)
+        monkeypatch.setattr(one.generation_config, "temperature", 0.9)
+    with pytest.raises(Exception):  # noqa: B017, PT011 - of any kind: that is the point
+        model.generate(torch.tensor([prompt]), max_new_tokens=2, do_sample=False)
+    named = re.escape(f"generation_config.json: {name} is {value!r}; correct that file")
+    for asked in (lambda: check_settings(cluster.main.model), lambda: cluster.generate(prompt, 4)):
+        with pytest.raises(ConfigError, match=named):
+            asked()
+
+
+@pytest.mark.parametrize(("name", "value"), [("temperature", 0), ("temperature", "1.0"), ("top_k", -1)])
+def test_settings_of_draws_matter_where_tokens_are_drawn(
+    cluster: EmbeddedCluster, prompt: list[int], greedy: list[int], name: str, value: Any, monkeypatch: Any
+) -> None:
+    monkeypatch.setattr(cluster.main.model.generation_config, name, value)
+    check_settings(cluster.main.model)
+    assert ours(cluster, prompt).token_ids == greedy
+    with pytest.raises(ConfigError, match=re.escape(f"generation_config.json: {name} is {value!r}; correct")):
+        cluster.generate(prompt, 4, sampling=Sampling(draw=True))
 
 
 def test_settings_that_transformers_refuses(cluster: EmbeddedCluster, prompt: list[int]) -> None:

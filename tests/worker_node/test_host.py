@@ -103,22 +103,23 @@ def test_an_echo_comes_back_as_it_was(desk: WorkerDesk, place: HostPlace) -> Non
     assert main.next() == Echo(3)
 
 
-def test_another_main_node_takes_over(desk: WorkerDesk, place: HostPlace, expected: Expected) -> None:
-    first = desk.welcome(place)
-    second = desk.welcome(place)
-    assert "another main node" in first.failure("LinkError").message
-    asked = desk.compute(1, 0, 1, 2, evict=False)
-    second.send(asked)
-    assert expected.fits(second.next(), asked)
-
-
-def test_each_main_node_takes_over_from_the_one_before(desk: Any, place: HostPlace) -> None:
-    """The end of the first one's stream is not the second one's."""
+def test_a_main_node_that_connects_again_takes_over(desk: WorkerDesk, place: HostPlace, expected: Expected) -> None:
+    """The end of its stream before is not that of the next one."""
     first, second, third = (desk.welcome(place) for _ in range(3))
     for gone in (first, second):
-        assert "another main node" in gone.failure("LinkError").message
-    third.send(Echo(1))
-    assert third.next() == Echo(1)
+        assert "a newer stream of the same main node" in gone.failure("LinkError").message
+    asked = desk.compute(1, 0, 1, 2, evict=False)
+    third.send(asked)
+    assert expected.fits(third.next(), asked)
+
+
+def test_another_main_node_displaces_nobody(desk: WorkerDesk, place: HostPlace) -> None:
+    for session in ("another main node", ""):
+        first, second = desk.welcome(place), desk.connect(place)
+        second.send(desk.hello(session=session))
+        assert "serves another main node" in second.failure("OtherMainNodeError").message
+        first.send(Echo(1))
+        assert first.next() == Echo(1)
 
 
 # --- computations -----------------------------------------------------------------------------------------------------

@@ -84,7 +84,14 @@ def fields_of(limits: ModelLimits) -> dict[type, dict[str, Bound]]:
         w.Bundle: {"messages": many(size(MAX_ENCODED_BYTES), MAX_BUNDLED)},
         w.Echo: {"number": an_id},
         # main node -> worker
-        w.Hello: {"version": whole(U32), "fingerprint": name, "dtype": name, "node": name, "trace": flag()},
+        w.Hello: {
+            "version": whole(U32),
+            "fingerprint": name,
+            "dtype": name,
+            "node": name,
+            "trace": flag(),
+            "session": name,
+        },
         w.Load: {"load_id": an_id, "slot": slot, "layer": layer, "expert": expert, "form": name},
         w.Evict: {"slot": slot},
         w.Compute: {

@@ -7,11 +7,10 @@ import time
 from concurrent import futures
 from typing import Any
 
-import grpc
-
 from scheduler.errors import ConfigError, LinkError, ODMoEError
 from wire.base import Channel, Handler, Role
 from wire.rpc.pulse import PULSE, Pulse
+from wire.rpc.quiet_grpc import grpc
 from wire.rpc.stream import ACCEPTED_KEY, CLIENT_OPTIONS, EDGES, SECRET_KEY, Stream, check_access, error_of
 from wire.rpc.tls import Identity
 from wire.rpc.tls_probe import TlsProbe
@@ -31,20 +30,22 @@ def connect(
 ) -> Channel:
     """Open a stream to the node at `address` ("host:port"); its messages go to `handler`, from a thread of their own.
 
-    With an `identity` the node must speak TLS, with a certificate of this cluster for that address. A node that is not
-    there yet may appear until `deadline_s`. `pulse` bounds a node's silence. Raises `ConfigError` for an invalid
-    address, or one off loopback without a secret and an identity; `LinkError` if the node cannot be reached,
-    `CertificateError` if one of the two rejects the other's certificate, `SecretError` if it rejects the secret,
-    `HandshakeError` if it is a node of another kind. After an error `handler` is never called.
+    With an `identity` the node must speak TLS, with a certificate of this cluster for that address and that kind of
+    node, and this host's must be a main node's. A node that is not there yet may appear until `deadline_s`. `pulse`
+    bounds a node's silence. Raises `ConfigError` for an invalid address, or one off loopback without a secret and an
+    identity; `LinkError` if the node cannot be reached, `CertificateError` if one of the two rejects the other's
+    certificate, `SecretError` if it rejects the secret, `HandshakeError` if it is a node of another kind. After an
+    error `handler` is never called.
     """
     host, port = _parts(address)
     check_access(host, secret, identity)
     edge = EDGES[kind]
-    channel = (
-        grpc.secure_channel(address, identity.channel_credentials(), options=CLIENT_OPTIONS)
-        if identity
-        else grpc.insecure_channel(address, options=CLIENT_OPTIONS)
-    )
+    if identity:
+        identity.check_role("main")
+        options = (*CLIENT_OPTIONS, *identity.channel_options(kind, host))
+        channel = grpc.secure_channel(address, identity.channel_credentials(), options=options)
+    else:
+        channel = grpc.insecure_channel(address, options=CLIENT_OPTIONS)
     stream = Stream(edge.to_node, edge.from_node, f"the {kind} at {address}", lambda: call.cancel(), pulse)
     open_call: Any = channel.stream_stream  # Any: its type stub demands serializers, and we send bytes
     call = open_call(f"/{edge.service}/{edge.method}")(
@@ -56,7 +57,7 @@ def connect(
     )
     reader.start()
     try:
-        _await(opened, stream.peer, deadline_s, TlsProbe(host, port, identity, stream.peer))
+        _await(opened, stream.peer, deadline_s, TlsProbe(host, port, identity, stream.peer, kind))
     except BaseException:
         call.cancel()
         raise

@@ -11,13 +11,12 @@ from collections.abc import Callable, Iterator
 from concurrent import futures
 from typing import Any, NoReturn
 
-import grpc
-
-from scheduler.errors import HandshakeError, LaunchError, ODMoEError, SecretError
+from scheduler.errors import CertificateError, HandshakeError, LaunchError, ODMoEError, SecretError
 from wire.base import Handler, Node, Role
 from wire.refusals import Refusals
 from wire.rpc.doorman import Doorman
 from wire.rpc.pulse import PULSE, Pulse
+from wire.rpc.quiet_grpc import grpc
 from wire.rpc.stream import (
     ACCEPTED_KEY,
     EDGES,
@@ -29,7 +28,7 @@ from wire.rpc.stream import (
     metadata_of,
     status_of,
 )
-from wire.rpc.tls import Identity
+from wire.rpc.tls import Identity, not_for, roles_in
 from wire.sessions import MAX_STREAMS
 
 MAX_CALLS = 4 * MAX_STREAMS
@@ -55,9 +54,10 @@ class _Threads(futures.ThreadPoolExecutor):
 class GrpcServer:
     """Serves a node at `address` ("host:port") from construction to `close`, which does not close the node.
 
-    With an `identity` it speaks only TLS, and only to clients with a certificate of the same CA. A refused client is
-    logged at WARNING on the logger `wire`, with the error that the client gets.
-    Raises `ConfigError` off loopback without a secret or an identity, `LaunchError` when it cannot listen.
+    With an `identity`, which must be a `kind`'s, it speaks only TLS, and only to clients with a main node's certificate
+    of the same CA. A refused client is logged at WARNING on the logger `wire`, with the error that the client gets.
+    Raises `ConfigError` off loopback without a secret or an identity, `CertificateError` for another kind's identity,
+    `LaunchError` when it cannot listen.
     """
 
     def __init__(
@@ -71,8 +71,10 @@ class GrpcServer:
         pulse: Pulse = PULSE,
     ) -> None:
         check_access(host, secret, identity)
+        if identity:
+            identity.check_role(kind)
         self._node, self._edge = node, EDGES[kind]
-        self._secret = secret
+        self._secret, self._identity = secret, identity
         self._pulse = pulse
         self._refusals = Refusals()
         self._doorman = Doorman(identity, self._refusals) if identity else None
@@ -111,6 +113,7 @@ class GrpcServer:
         """Serves one stream until it ends. Queued replies are written in this thread."""
         if self._doorman:
             self._doorman.welcome(context.peer())
+        self._check_role(context)
         self._authenticate(context)
         edge, peer = self._edge, f"the client at {context.peer()}"
         stream = Stream(edge.from_node, edge.to_node, peer, context.cancel, self._pulse, respond)
@@ -142,6 +145,15 @@ class GrpcServer:
         with self._lock:
             self._live[stream] = reader
         reader.start()
+
+    def _check_role(self, context: grpc.ServicerContext) -> None:
+        """Only a main node opens streams: any other host of the cluster has a certificate, and the secret, too."""
+        if self._identity is None or self._identity.roles is None:
+            return
+        seen: Any = context.auth_context()  # grpc's own types have its values as numbers
+        roles = roles_in(name.decode(errors="replace") for name in seen.get("peer_dns", ()))
+        if "main" not in roles:
+            self._refuse(context, CertificateError(f"the certificate of {context.peer()} {not_for('main', roles)}"))
 
     def _authenticate(self, context: grpc.ServicerContext) -> None:
         if self._secret is None:

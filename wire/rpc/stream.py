@@ -8,8 +8,6 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
-import grpc
-
 from scheduler import errors
 from scheduler.errors import (
     ClusterError,
@@ -28,6 +26,7 @@ from wire.codec import Codec
 from wire.messages import MAX_ENCODED_BYTES, Beat, Bundle, Message
 from wire.rpc.outbox import Outbox
 from wire.rpc.pulse import Monitor, Pulse
+from wire.rpc.quiet_grpc import grpc
 from wire.rpc.tls import Identity
 from wire.traffic import MessageCounts, Traffic, kind_of
 

@@ -1,31 +1,40 @@
-"""A node's certificate and key, and failed TLS handshakes in words.
+"""A node's certificate and key, its roles, and failed TLS handshakes in words.
+
+A certificate says for each role of its host that the host may have it, as a name of its own: `worker.10-0-0-3` under
+`ROLE_DOMAIN`. A main node asks for the name of the role that it wants at the address that it calls, so gRPC itself
+refuses any other. A server reads the roles of its callers.
 
 Python's `ssl` reads and checks the certificates as it would a peer's; the library that makes them is not needed here.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ipaddress
 import os
 import re
 import ssl
 import stat
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import grpc
-
 from scheduler.errors import CertificateError
+from wire.rpc.quiet_grpc import grpc
 
 CA_FILE, CHAIN_FILE, KEY_FILE = "ca.pem", "node.pem", "node.key"
+
+ROLES = ("main", "shadow", "worker")
+ROLE_DOMAIN = "od-moe.internal"
 
 _NO_CHECK_TIME = 0x200000
 """OpenSSL's X509_V_FLAG_NO_CHECK_TIME, which Python does not name. We check dates ourselves, to report them."""
 
 _MAKE = "make one with `odmoe certs` and copy it to this host"
+_RENEW_ROLES = "renew it: `odmoe up` does so, or `odmoe certs` and a copy to its host"
+_OTHER_ROLE = "a host has the role that the cluster file gives it; change that, and run `odmoe up` again"
 _PEM = re.compile(r"-----BEGIN CERTIFICATE-----.+?-----END CERTIFICATE-----", re.DOTALL)
 
 
@@ -44,7 +53,11 @@ class Identity:
     as_client: ssl.SSLContext = field(repr=False, compare=False)
     as_server: ssl.SSLContext = field(repr=False, compare=False)
     as_reader: ssl.SSLContext = field(repr=False, compare=False)
-    """A client that accepts any certificate of this CA, whatever its dates and address, to read it."""
+    """A client that accepts any certificate of this CA, whatever its dates, address and roles, to read it."""
+    file: Path = field(default=Path(CHAIN_FILE), compare=False)
+    """The certificate's."""
+    roles: frozenset[str] | None = None
+    """Those of the certificate. None: neither ours nor the peer's are checked."""
 
     @classmethod
     def read(cls, folder: Path) -> Identity:
@@ -58,18 +71,61 @@ class Identity:
         _check_dates(ca, as_client.get_ca_certs())
         seen = _meet(chain, ca, as_reader, as_judge)
         _check_dates(chain, [seen])
-        return cls(
-            texts[0], texts[1], texts[2], ssl.cert_time_to_seconds(seen["notAfter"]), as_client, as_server, as_reader
-        )
+        expires, roles = ssl.cert_time_to_seconds(seen["notAfter"]), roles_of(seen)
+        return cls(texts[0], texts[1], texts[2], expires, as_client, as_server, as_reader, chain, roles)
+
+    def whatever_role(self) -> Identity:
+        """For a stream that belongs to no cluster: any certificate of this CA will do, at both ends."""
+        return replace(self, roles=None)
+
+    def check_role(self, role: str) -> None:
+        """Raises CertificateError unless this host may be a node of that role."""
+        if self.roles is not None and role not in self.roles:
+            raise CertificateError(f"the certificate in {self.file} {not_for(role, self.roles)}")
+
+    def called_name(self, role: str, host: str) -> str:
+        """What the certificate of the server at `host` has to be for."""
+        return host if self.roles is None else role_name(role, host)
+
+    def channel_options(self, role: str, host: str) -> tuple[tuple[str, str], ...]:
+        """With which a client asks for `called_name`."""
+        name = self.called_name(role, host)
+        return () if name == host else (("grpc.ssl_target_name_override", name),)
 
     def channel_credentials(self) -> grpc.ChannelCredentials:
-        """For a client: presents this certificate, and accepts servers whose certificate is for the called address."""
+        """For a client: presents this certificate, and accepts servers whose certificate is for the called name."""
         return grpc.ssl_channel_credentials(self.ca, self.key, self.chain)
 
     def server_credentials(self, on_knock: Any) -> grpc.ServerCredentials:
         """For a server: refuses clients without a certificate of this CA. Each connection calls `on_knock()`."""
         config = grpc.ssl_server_certificate_configuration([(self.key, self.chain)], self.ca)
         return grpc.dynamic_ssl_server_credentials(config, on_knock, require_client_authentication=True)
+
+
+# --- roles -----------------------------------------------------------------------------------------------------
+
+
+def role_name(role: str, host: str) -> str:
+    """The name for which a certificate is, if `host`, an address or a name, may have this role."""
+    with contextlib.suppress(ValueError):
+        host = ipaddress.ip_address(host).exploded.replace(".", "-").replace(":", "-")
+    return f"{role}.{host.lower()}.{ROLE_DOMAIN}"
+
+
+def roles_in(names: Iterable[str]) -> frozenset[str]:
+    """The roles in a certificate's names."""
+    return frozenset(role for name in names for role in ROLES if _is_role_name(name, role))
+
+
+def _is_role_name(name: str, role: str) -> bool:
+    return name.lower().startswith(f"{role}.") and name.lower().endswith(f".{ROLE_DOMAIN}")
+
+
+def not_for(role: str, roles: frozenset[str]) -> str:
+    """Why a certificate with these roles does not do, worded to follow its name."""
+    if not roles:
+        return f"is for no role, as those made by older versions; {_RENEW_ROLES}"
+    return f"is for the role {' and '.join(sorted(roles))}, not for {role}; {_OTHER_ROLE}"
 
 
 # --- the files -------------------------------------------------------------------------------------------------
@@ -189,8 +245,8 @@ _ALERTS = (
     ("ALERT_DECRYPT_ERROR", "it is not signed by the other's CA"),
     ("ALERT_CERTIFICATE_REQUIRED", "none was shown"),
     ("ALERT_UNSUPPORTED_CERTIFICATE", "it may not be used for that"),
-    ("ALERT_BAD_CERTIFICATE", "it is for another address, or damaged"),
-    ("ALERT_CERTIFICATE_UNKNOWN", "it is for another address, or not what the other expects"),
+    ("ALERT_BAD_CERTIFICATE", "it is for another address or role, or damaged"),
+    ("ALERT_CERTIFICATE_UNKNOWN", "it is for another address or role, or not what the other expects"),
     ("ALERT_HANDSHAKE_FAILURE", "none was shown, or none that the other takes"),
 )
 NO_TLS, NO_CERTIFICATE = "it speaks no TLS", "it shows no certificate"
@@ -211,7 +267,7 @@ def theirs_wrong(error: ssl.SSLError) -> str:
             return f"its certificate {'has expired' if code == _EXPIRED else 'is not valid yet'} by this host's clock"
         if code in _OTHER_CA:
             return "its certificate is signed by another CA than this cluster's"
-        return "its certificate is for another address" if code in _OTHER_ADDRESS else error.verify_message
+        return "its certificate is for another address or role" if code in _OTHER_ADDRESS else error.verify_message
     reason = error.reason or ""
     if "NOT_RETURN_A_CERTIFICATE" in reason:
         return NO_CERTIFICATE
@@ -224,7 +280,15 @@ def ours_wrong(error: ssl.SSLError) -> str:
 
 
 def is_for(certificate: Mapping[str, Any]) -> list[str]:
-    """The addresses and names that a certificate is for."""
+    """The addresses and names that a certificate is for, without those of its roles."""
+    return [name for name in _names(certificate) if not roles_in([name])]
+
+
+def roles_of(certificate: Mapping[str, Any]) -> frozenset[str]:
+    return roles_in(_names(certificate))
+
+
+def _names(certificate: Mapping[str, Any]) -> list[str]:
     return [str(value) for kind, value in certificate.get("subjectAltName", ()) if kind in ("DNS", "IP Address")]
 
 

@@ -9,7 +9,18 @@ import time
 from typing import Any
 
 from scheduler.errors import CertificateError
-from wire.rpc.tls import NO_TLS, Identity, dates_wrong, is_for, ours_wrong, same_host, theirs_wrong
+from wire.base import Role
+from wire.rpc.tls import (
+    NO_TLS,
+    Identity,
+    dates_wrong,
+    is_for,
+    not_for,
+    ours_wrong,
+    roles_of,
+    same_host,
+    theirs_wrong,
+)
 
 LOOK_S = 1.0
 """How long one look may take."""
@@ -27,8 +38,10 @@ _RENEW_OURS = "renew it with `odmoe certs`, copy it here and start again"
 class TlsProbe:
     """A probe of the node at `host` and `port`, called `peer` in messages, with the certificates that gRPC uses."""
 
-    def __init__(self, host: str, port: int, identity: Identity | None, peer: str) -> None:
+    def __init__(self, host: str, port: int, identity: Identity | None, peer: str, role: Role = "worker") -> None:
         self._host, self._port = host, port
+        self._role = role
+        self._name = identity.called_name(role, host) if identity else host
         self._identity = identity
         self._peer = peer
         self._cut_off = 0  # consecutive handshakes that the node cut without an alert
@@ -48,7 +61,7 @@ class TlsProbe:
         try:
             with (
                 self._connect(timeout_s) as plain,
-                _context(identity).wrap_socket(plain, server_hostname=self._host) as secured,
+                _context(identity).wrap_socket(plain, server_hostname=self._name) as secured,
             ):
                 if identity is None:
                     return self._it_wants_tls()
@@ -93,7 +106,7 @@ class TlsProbe:
         for _ in range(2):
             time.sleep(CLOSED_S)
             with contextlib.suppress(OSError), self._connect(timeout_s) as plain:
-                identity.as_client.wrap_socket(plain, server_hostname=self._host).close()
+                identity.as_client.wrap_socket(plain, server_hostname=self._name).close()
         try:
             with self._connect(timeout_s) as plain, identity.as_reader.wrap_socket(plain) as secured:
                 found: Any = secured.getpeercert()
@@ -102,9 +115,11 @@ class TlsProbe:
         wrong = dates_wrong(found)
         if wrong:
             return f"its certificate {wrong}"
-        names = is_for(found)
+        names, roles = is_for(found), roles_of(found)
         if not any(same_host(name, self._host) for name in names):
             return f"its certificate is for {', '.join(names) or 'no address'}, not for {self._host}"
+        if identity.roles is not None and self._role not in roles:
+            return f"its certificate {not_for(self._role, roles)}"
         return reason
 
     def _it_wants_tls(self) -> str:

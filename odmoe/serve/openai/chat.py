@@ -78,8 +78,8 @@ class ChatShape:
         """The text of a whole answer with its special tokens, which may mark calls. It ends where the text does."""
         tokenizer = self._service.tokenizer
         tokens = [step.token_id for step in whole.steps if step.token_id is not None]
-        if whole.finish == "stop":
-            del tokens[-1]  # the end of the sequence
+        if whole.steps[-1].is_end or (whole.finish == "stop" and self._service.texts.is_special(tokens[-1])):
+            del tokens[-1]
         marked = continuation(tokenizer, self._prompt, tokens, special=True)
         if whole.finish != "stop_text":
             return marked

@@ -101,6 +101,8 @@ def how_of(service: Service, request: AnswerRequest) -> How:
         logit_bias=_biases(request.logit_bias, len(service.tokenizer)),
     )
     how: How = {"sampling": plain(sampling), "stop": request.stop, "ignore_eos": request.ignore_eos}
+    if request.stop_token_ids:
+        how["stop_token_ids"] = _token_ids(request.stop_token_ids, len(service.tokenizer))
     schema = request.response_format.text if request.response_format is not None else None
     if schema is not None:
         how["schema"] = schema
@@ -114,6 +116,15 @@ def plain(sampling: Sampling) -> Sampling:
         return sampling
     temperature = 1.0 if sampling.temperature is None else sampling.temperature
     return replace(sampling, temperature=temperature, top_k=sampling.top_k or 0, top_p=sampling.top_p or 1.0)
+
+
+def _token_ids(given: list[int], vocabulary: int) -> tuple[int, ...]:
+    """Raises ApiError for a token that there is not."""
+    wrong = next((token for token in given if token >= vocabulary), None)
+    if wrong is not None:
+        text = f"stop_token_ids has {wrong}; allowed: 0 to {vocabulary - 1}, the tokens of this model"
+        raise ApiError(400, text, param="stop_token_ids", code="invalid_value")
+    return tuple(given)
 
 
 def _biases(given: dict[str, float], vocabulary: int) -> tuple[tuple[int, float], ...]:

@@ -55,6 +55,7 @@ MOST_SCHEMA = 256 << 10
 """Characters of a JSON schema: for each answer a parser is made of it."""
 MOST_NAME = 100
 """Characters of a field's name that are repeated to a client."""
+MOST_STOP_TOKENS = 4096
 
 
 def _stop(given: Any) -> tuple[str, ...]:
@@ -104,6 +105,7 @@ def _is_name(given: Any) -> bool:
 
 Stops = Annotated[tuple[str, ...], PlainValidator(_stop)]
 Prompt = Annotated[str | list[str] | list[int] | list[list[int]], PlainValidator(_prompt)]
+TokenId = Annotated[int, Field(ge=0)]
 Bias = Annotated[float, Field(ge=-100, le=100)]
 Objects = Annotated[list[dict[str, Any]], FailFast()]
 Model = TypeVar("Model", bound="AnswerRequest")
@@ -176,6 +178,9 @@ class AnswerRequest(Strict):
     top_k: Annotated[int, Field(ge=0)] | None = None
     repetition_penalty: Annotated[float, Field(ge=LEAST_PENALTY, le=MOST_PENALTY)] | None = None
     ignore_eos: bool = False
+    stop_token_ids: Annotated[list[TokenId], FailFast(), Field(max_length=MOST_STOP_TOKENS)] = Field(
+        default_factory=list
+    )
 
     @model_validator(mode="after")
     def _streams(self) -> AnswerRequest:
@@ -222,11 +227,19 @@ class ChatRequest(AnswerRequest):
     tool_choice: str | dict[str, Any] = "auto"
     # Not OpenAI's own, but of several servers: more variables of the model's chat template.
     chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
+    # As vLLM has them: the answer goes on with the last message, or no message is begun for it.
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
 
     @model_validator(mode="after")
     def _is_possible(self) -> ChatRequest:
         if self.top_logprobs is not None and not self.logprobs:
             raise ValueError("top_logprobs is given without logprobs; give logprobs true")
+        if self.continue_final_message and self.add_generation_prompt:
+            raise ValueError(
+                "continue_final_message and add_generation_prompt are both true (the latter by default); give "
+                "add_generation_prompt false with continue_final_message"
+            )
         if self.tool_choice not in ("auto", "none"):
             raise ValueError("tool_choice is neither auto nor none; that a tool is called cannot be forced")
         if None not in (self.max_tokens, self.max_completion_tokens):

@@ -43,7 +43,14 @@ def _check_variables(tokenizer: Any, variables: dict[str, Any]) -> None:
 
 def _applied(tokenizer: Any, request: ChatRequest, tools: list[dict[str, Any]]) -> str:
     try:
-        return chat.chat_text(tokenizer, request.messages, tools, request.chat_template_kwargs)
+        return chat.chat_text(
+            tokenizer,
+            request.messages,
+            tools,
+            request.chat_template_kwargs,
+            request.add_generation_prompt,
+            request.continue_final_message,
+        )
     except ConfigError as error:
         code = "invalid_value" if getattr(tokenizer, "chat_template", None) else "no_chat_template"
         raise ApiError(400, str(error), param="messages", code=code) from error

@@ -197,7 +197,7 @@ def served(tmp_path: Path) -> Iterator[tuple[str, str]]:
     """The address of a peer that speaks TLS, and this host's certificates."""
     ensure_certs(tmp_path / "certs", [("localhost", "127.0.0.1")])
     folder = tmp_path / "certs" / "127.0.0.1"
-    server = GrpcServer(link.Echo(), "worker", identity=Identity.read(folder))
+    server = GrpcServer(link.Echo(), "worker", identity=Identity.read(folder).whatever_role())
     yield server.address, str(folder)
     server.close()
 

@@ -105,7 +105,9 @@ def test_what_openssl_reads_in_them(folder):
     assert re.search(r"Key Usage: critical\s+Certificate Sign\n", ca)
     node = openssl("x509", "-text", "-noout", "-in", folder / "10.77.0.11/node.pem")
     assert re.search(r"Basic Constraints: critical\s+CA:FALSE\n", node)
-    assert re.search(r"Alternative Name:\s+IP Address:10\.77\.0\.11, DNS:main\n", node)
+    assert re.search(
+        r"Alternative Name:\s+IP Address:10\.77\.0\.11, DNS:main, DNS:main[a-z0-9.-]+, DNS:main[a-z0-9.-]+\n", node
+    )
     assert re.search(r"Extended Key Usage:\s+TLS Web Server Authentication, TLS Web Client Authentication\n", node)
     assert "ASN1 OID: prime256v1" in node
     assert "ASN1 OID: prime256v1" in ca
@@ -223,6 +225,38 @@ def test_made_anew_where_it_does_not_fit(folder):
     shutil.rmtree(folder / "10.77.0.13")
     assert "there was none" in why()
     assert "another name" in "".join(ensure_certs(folder, [("head", "10.77.0.11")]))
+
+
+def test_roles(folder, monkeypatch):
+    """Of names and of `--host`; a certificate of other roles, or without any as before there were any, is replaced."""
+    monkeypatch.setattr(certs, "_dns_names", lambda name, address, roles: [name])
+    ensure_certs(folder, HOSTS)
+    assert Identity.read(folder / HOSTS[0][1]).roles == set()
+    monkeypatch.undo()
+    done = ensure_certs(folder, HOSTS)
+    assert sum("was for no role, as those made by older versions" in line for line in done) == len(HOSTS)
+    for name, address in HOSTS:
+        assert Identity.read(folder / address).roles == {name.partition("-")[0]}
+    hosts = ["main=10.77.0.11=main+worker", "box=10.77.0.30=worker", "laptop=10.77.0.31", "worker-9=10.77.0.32"]
+    run_certs(None, hosts, folder, 825, False, Terminal(quiet=True))
+    roles = [Identity.read(folder / f"10.77.0.{last}").roles for last in (11, 30, 31, 32)]
+    assert roles == [{"main", "worker"}, {"worker"}, set(), {"worker"}]
+    assert "for no role" in "".join(ensure_certs(folder, HOSTS[:1])), "the cluster file's role is less"
+
+
+@pytest.mark.parametrize(
+    ("hosts", "message"),
+    [
+        (["a=10.0.0.1=boss"], "NAME=ADDRESS=ROLE.*with the role main, shadow, worker"),
+        (["a=10.0.0.1="], "NAME=ADDRESS=ROLE"),
+        (["main=10.0.0.1", "worker-0=10.0.0.1"], "given 2 times.*NAME=10.0.0.1=main.worker"),
+        (["main.1.od-moe.internal=10.0.0.1"], "names under od-moe.internal"),
+    ],
+)
+def test_roles_that_cannot_be(folder, hosts, message):
+    with pytest.raises(ConfigError, match=message):
+        run_certs(None, hosts, folder, 825, False, Terminal())
+    assert not folder.exists()
 
 
 def test_another_ca(folder, tmp_path):

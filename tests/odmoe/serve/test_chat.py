@@ -56,6 +56,57 @@ def expected(model: Model) -> str:
         return "".join(piece.text for piece in found)
 
 
+PREFILLED: list[Any] = [*CHAT, {"role": "assistant", "content": "The answer"}]
+
+
+def test_an_answer_goes_on_with_the_last_message(client: OpenAI, model: Model) -> None:
+    """As Transformers' `continue_final_message`: the prompt ends within the message, which is not in the answer."""
+    tokenizer = model.opened.tokenizer
+    how = {"continue_final_message": True, "add_generation_prompt": False}
+    ids = tokenizer.apply_chat_template(PREFILLED, tokenize=True, return_dict=False, **how)
+    assert tokenizer.decode(ids).endswith("The answer")
+    from main_node.sampling import GREEDY
+
+    with model.answer(ids, 8, {"sampling": GREEDY}) as found:
+        expected = "".join(piece.text for piece in found)
+    got = answer(client, messages=PREFILLED, extra_body=how)
+    assert got.choices[0].message.content == expected
+    assert got.usage.prompt_tokens == len(ids)
+    ended = answer(client, messages=PREFILLED, extra_body={"add_generation_prompt": False})
+    assert ended.usage.prompt_tokens > len(ids), "the message is closed, and none is begun"
+    assert ended.usage.prompt_tokens < answer(client, messages=PREFILLED).usage.prompt_tokens
+
+
+@pytest.mark.parametrize(
+    "how", [{"continue_final_message": True}, {"continue_final_message": True, "add_generation_prompt": True}]
+)
+def test_both_at_once_is_refused(client: OpenAI, how: dict[str, Any]) -> None:
+    with pytest.raises(
+        openai.BadRequestError, match="continue_final_message and add_generation_prompt are both true"
+    ) as raised:
+        answer(client, messages=PREFILLED, extra_body=how)
+    assert raised.value.param == "continue_final_message"
+
+
+def test_stop_tokens(client: OpenAI, model: Model, expected: str) -> None:
+    """The answer ends with one of them, which is no part of its text; not only where it is special."""
+    ids = model.opened.tokenizer(TEXT, add_special_tokens=False)["input_ids"]
+    from main_node.sampling import GREEDY
+
+    with model.answer(ids, 8, {"sampling": GREEDY}) as found:
+        pieces = list(found)
+    tokens = [piece.step.token_id for piece in pieces]
+    at = next(i for i in range(1, 8) if tokens[i] not in tokens[:i] and pieces[i].text)
+    got = answer(client, extra_body={"stop_token_ids": [tokens[at], 5000 % 2048]})
+    assert got.choices[0].message.content == "".join(piece.text for piece in pieces[:at])
+    assert (got.choices[0].finish_reason, got.usage.completion_tokens) == ("stop", at + 1)
+    stream = answer(client, stream=True, extra_body={"stop_token_ids": [tokens[at]]})
+    assert "".join(one.choices[0].delta.content or "" for one in stream) == got.choices[0].message.content
+    for wrong in ([-1], [1 << 20], ["a"], 5):
+        with pytest.raises(openai.BadRequestError, match="stop_token_ids"):
+            answer(client, extra_body={"stop_token_ids": wrong})
+
+
 def test_a_whole_answer(client: OpenAI, expected: str) -> None:
     found = answer(client)
     choice = found.choices[0]

@@ -24,12 +24,19 @@ class Authority:
         self.certificate = builder.sign(self.key, hashes.SHA256())
 
     def folder(
-        self, address: str = "127.0.0.1", days: tuple[float, float] = (-1, 9), ca: Authority | None = None
+        self,
+        address: str = "127.0.0.1",
+        days: tuple[float, float] = (-1, 9),
+        ca: Authority | None = None,
+        roles: tuple[str, ...] = ("main", "shadow", "worker"),
     ) -> Path:
         """`ca.pem` (of `ca`, or this one), `node.pem` (of this one) and `node.key`."""
         key = ec.generate_private_key(ec.SECP256R1())
         usage = x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH])
-        names = x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address(address))])
+        host = ipaddress.ip_address(address)
+        spelled = host.exploded.replace(".", "-").replace(":", "-")
+        of_roles = [x509.DNSName(f"{role}.{spelled}.od-moe.internal") for role in roles]
+        names = x509.SubjectAlternativeName([x509.IPAddress(host), *of_roles])
         builder = _builder("a node", self._name, key, days).add_extension(usage, False).add_extension(names, False)
         folder = self._folder / str(len(list(self._folder.iterdir())))
         folder.mkdir()

@@ -138,7 +138,7 @@ def hello(store: ExpertStore, **changes: Any) -> Hello:
         "fingerprint": store.manifest.fingerprint,
         "dtype": store.manifest.dtype,
     }
-    return Hello(**(fields | {"node": "main"} | changes))
+    return Hello(**(fields | {"node": "main", "session": "one main node"} | changes))
 
 
 class WorkerDesk:

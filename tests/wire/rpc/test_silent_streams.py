@@ -10,13 +10,14 @@ import pytest
 from main_node.engine.peer import PeerHandler
 from scheduler.errors import LinkError, ProtocolError, VersionError
 from support.nodes.streams import WAIT_S, EchoNode, Recorder
+from wire import refusals as refusals_module
 from wire import sessions as sessions_module
 from wire.messages import PROTOCOL_VERSION, Echo, Failed, Hello, WorkerReady
-from wire.refusals import MAX_CALLERS, Refusals, host_of
+from wire.refusals import MAX_CALLERS, MOST_LINES, Refusals, host_of
 from wire.rpc import server as server_module
 from wire.sessions import MAX_STREAMS, Session, Sessions
 
-HELLO = Hello(PROTOCOL_VERSION, "abc", "float32", "main")
+HELLO = Hello(PROTOCOL_VERSION, "abc", "float32", "main", False, "one main node")
 
 
 class Quiet(Session):
@@ -115,7 +116,7 @@ def test_a_full_server_is_an_error_of_the_link(kit, monkeypatch):
         kit.connect(address, Recorder())
 
 
-def test_refusals_are_counted_by_host(caplog):
+def test_refusals_are_counted_by_host(caplog, monkeypatch):
     caplog.set_level(logging.WARNING, "wire")
     refusals = Refusals()
     for port in range(50):
@@ -131,4 +132,9 @@ def test_refusals_are_counted_by_host(caplog):
     for number in range(2 * MAX_CALLERS):
         refusals.say(f"ipv4:10.0.{number // 250}.{number % 250}:1", LinkError("gone"))
     assert len(refusals.counts()) == MAX_CALLERS
+    assert len(caplog.records) == MOST_LINES, "of all hosts together"
+    monkeypatch.setattr(refusals_module, "LINE_S", 0.0)
+    refusals.say("ipv4:10.0.0.7:100", LinkError("gone"))
+    lost = 2 * MAX_CALLERS - (MOST_LINES - 3) - 1  # the first host's first text was logged already
+    assert f"({lost} of other hosts or for other reasons before were not" in caplog.records[-1].getMessage()
     assert host_of("main") == "main"

@@ -215,7 +215,9 @@ def test_with_one_slot_a_load_comes_after_the_computation_before_it(
 # --- streams come and go ----------------------------------------------------------------------------------------------
 
 
-def test_second_main_node_takes_over(desk: WorkerDesk, held_loader: HeldLoader, expected: Expected) -> None:
+def test_a_main_node_that_connects_again_takes_over(
+    desk: WorkerDesk, held_loader: HeldLoader, expected: Expected
+) -> None:
     gate = held_loader.hold(0, 0)
     worker = desk.worker(slots=2, loader=held_loader)
     first = desk.welcome(worker)
