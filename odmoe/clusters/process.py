@@ -26,8 +26,6 @@ OUR_PACKAGES = ("scheduler", "wire", "checkpoint", "main_node", "shadow_node", "
 class OneLineFormatter(logging.Formatter):
     """A record's message is one line, whatever others have put into it, and so is each line of a traceback."""
 
-    converter = time.gmtime
-
     def formatMessage(self, record: logging.LogRecord) -> str:
         return one_line(super().formatMessage(record))
 
@@ -43,7 +41,9 @@ def prepare_process(debug: bool = False, timed: bool = False) -> None:
     level = logging.DEBUG if debug else logging.ERROR
     first = "%(asctime)s " if timed else ""
     handler = logging.StreamHandler()
-    handler.setFormatter(OneLineFormatter(f"{first}%(levelname)s %(name)s: %(message)s", LOG_TIME))
+    form = OneLineFormatter(f"{first}%(levelname)s %(name)s: %(message)s", LOG_TIME)
+    form.converter = time.gmtime
+    handler.setFormatter(form)
     logging.basicConfig(level=level, handlers=[handler])
     for ours in OUR_PACKAGES:
         logging.getLogger(ours).setLevel(logging.DEBUG if debug else logging.WARNING)

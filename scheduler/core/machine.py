@@ -179,8 +179,8 @@ class Core:
     def inexact(self) -> list[str]:
         """The policies that may have changed answers so far, as options."""
         strategy = self.strategy
-        parts = {"router": strategy.router, "precision": strategy.precision}
-        found = {field: "" for field, part in parts.items() if not part.exact} | dict(strategy.named)
+        exact = {"router": strategy.router.exact, "precision": strategy.precision.exact}
+        found = {field: "" for field, is_exact in exact.items() if not is_exact} | dict(strategy.named)
         if self.forms <= {FULL}:
             found.pop("precision", None)
         return [f"--{field} {name}".rstrip() for field, name in found.items()]

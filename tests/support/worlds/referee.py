@@ -114,8 +114,8 @@ class Referee(Listener):
             self._check_last_call(attempt)
         for attempt in self._sealed:
             waiting = [v for v in books.unsent(attempt.load.expert) if v.request not in failing]
-            others = books.copies(attempt.load.expert) or self.plan.forms  # prefill in turn waits for the other
-            others = others or attempt.load.expert in self._waiting  # a suspect is tried by itself
+            # Prefill in turn waits for the other copy; a suspect is tried by itself.
+            others = books.copies(attempt.load.expert) or self.plan.forms or attempt.load.expert in self._waiting
             assert not waiting or others, f"{attempt.load} leaves, and {waiting} need it"
         check_settled(books, core)
         check_order(books, commands, core)
