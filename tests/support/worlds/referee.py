@@ -115,8 +115,10 @@ class Referee(Listener):
         for attempt in self._sealed:
             waiting = [v for v in books.unsent(attempt.load.expert) if v.request not in failing]
             # Prefill in turn waits for the other copy; a suspect is tried by itself.
-            others = books.copies(attempt.load.expert) or self.plan.forms or attempt.load.expert in self._waiting
-            assert not waiting or others, f"{attempt.load} leaves, and {waiting} need it"
+            copied = books.copies(attempt.load.expert) or self.plan.forms
+            assert not waiting or copied or attempt.load.expert in self._waiting, (
+                f"{attempt.load} leaves, and {waiting} need it"
+            )
         check_settled(books, core)
         check_order(books, commands, core)
         if self.plan.auditing:
