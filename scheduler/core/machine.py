@@ -167,8 +167,8 @@ class Core:
     def inexact(self) -> list[str]:
         """The policies that may have changed answers so far, as options."""
         strategy = self.strategy
-        parts = {"router": strategy.router, "precision": strategy.precision}
-        found = {field: "" for field, part in parts.items() if not part.exact} | dict(strategy.named)
+        as_it_is = {"router": strategy.router.exact, "precision": strategy.precision.exact}
+        found = {field: "" for field, same in as_it_is.items() if not same} | dict(strategy.named)
         if self.forms <= {FULL}:
             found.pop("precision", None)
         return [f"--{field} {name}".rstrip() for field, name in found.items()]
