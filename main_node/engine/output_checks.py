@@ -22,8 +22,8 @@ from scheduler import types as t
 from scheduler.errors import ODMoEError, ProtocolError
 from wire import messages as w
 
-NOT_FINITE, DAMAGED = "not finite, or too large to go on with", "with a wrong checksum"
-"""Faults of outputs that may be accidents."""
+NOT_FINITE, DAMAGED = "not finite", "with a wrong checksum"
+"""Faults of outputs that may be accidents. Not finite: an element, or the norm."""
 UNTRUSTED = "though it is not trusted any more"
 LARGE_GAIN = 100.0
 """An output that is so many times as long as its input is compared at once with what the main node computes."""
@@ -146,7 +146,7 @@ class OutputChecks:
         most, row = gains(output, hidden).max(0)
         gain, at = most.item(), int(row)
         known = self._largest.get(call.visit.request)
-        if known is not None and not gain > known[0]:
+        if not gain > (known[0] if known is not None else 0.0):
             return
         rows = slice(at, at + 1)
         outputs = {source: output[rows].clone()}

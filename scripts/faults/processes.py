@@ -103,8 +103,9 @@ class Supervisor:
             if not node.process.is_alive():
                 self.deaths += 1
                 node.restart()
-                if self._fault[0]:
-                    node.set(*self._fault)
+                with contextlib.suppress(EOFError, OSError):  # it has died of the fault before it said that it has it
+                    if self._fault[0]:
+                        node.set(*self._fault)
 
     def close(self) -> None:
         self._over.set()

@@ -146,17 +146,18 @@ def test_rows_that_were_not_finite_are_not_the_workers_fault(place: str, desk: D
     assert sum(len(fake.of(w.Compute)) for fake in fakes) == 2
 
 
-def test_large_sums_of_finite_values_are_finite(desk: Desk) -> None:
-    """The sum of an output may overflow where no element does."""
+@pytest.mark.parametrize(("value", "faults"), [(3e38, {0: "an output not finite"}), (1e18, {})])
+def test_an_output_is_as_finite_as_its_norm(value: float, faults: dict[int, str], desk: Desk) -> None:
+    """Each element of it is finite; a norm that overflows in float32 cannot be divided by."""
 
     def act(fake: Fake, message: w.Compute) -> Say:
-        return replace(computed(message), output=w.Tensor(*tensor_bytes(torch.full((1, HIDDEN), 3e38))))
+        return replace(computed(message), output=w.Tensor(*tensor_bytes(torch.full((1, HIDDEN), value))))
 
     desk.workers(once(w.Compute, act, always=True), good)
     desk.open()
     rows = Rows(torch.zeros(1, HIDDEN), torch.tensor([[0, 1]]), torch.zeros(1, 2))
     Later(lambda: desk.layer(rows)).result()
-    assert desk.engine.peers.suspects.facts() == {}
+    assert desk.engine.peers.suspects.facts() == faults
 
 
 def test_a_malformed_output_is_named(desk: Desk) -> None:
