@@ -79,11 +79,13 @@ def check_fits(settings: Settings, store: ExpertStore) -> None:
         find_token_predictor(settings, store)
 
 
-def check_joined(settings: Settings, store: ExpertStore) -> None:
-    """Check what the main node of a Ray cluster would refuse. Raises ConfigError."""
+def check_joined(settings: Settings, store: ExpertStore, workers: int) -> None:
+    """Check what the main node of a Ray cluster with so many workers would refuse. Raises ConfigError."""
     settings = settings.but(cluster="auto")
     with contextlib.suppress(LaunchError):  # the memory of another machine's device
-        configure(settings, store)
+        found = configure(settings, store)
+        if not settings.workers_given:
+            _check_slots(replace(found, resources=replace(found.resources, workers=workers)))
     if not settings.token_predictor:  # otherwise a file of the main host
         find_token_predictor(settings.but(model=str(store.path)), store)
 

@@ -280,15 +280,9 @@ def other_rays(everything, ours):
                 user = pwd.getpwuid(number).pw_name
             port = re.search(r"--(?:node_manager_port|gcs_server_port)=(\d+)", "\0".join(process.words()))
             age = clocks()["up_s"] - process.start / os.sysconf("SC_CLK_TCK")
-            found.append(
-                {
-                    "pid": process.number,
-                    "name": process.program,
-                    "user": user,
-                    "port": int(port.group(1)) if port else None,
-                    "since": clocks()["time"] - age,
-                }
-            )
+            ray = {"pid": process.number, "name": process.program, "user": user}
+            ray["port"], ray["since"] = int(port.group(1)) if port else None, clocks()["time"] - age
+            found.append(ray)
     return sorted(found, key=lambda ray: ray["pid"])
 
 
@@ -559,15 +553,7 @@ def remove_stores(wanted):
     return {"removed": removed, "kept": kept}
 
 
-ACTIONS = {
-    "facts": facts,
-    "stop": stop,
-    "claim": claim,
-    "settle": settle,
-    "release": release,
-    "host_stores": host_stores,
-    "remove_stores": remove_stores,
-}
+ACTIONS = {action.__name__: action for action in (facts, stop, claim, settle, release, host_stores, remove_stores)}
 
 if __name__ == "__main__":
     print(json.dumps(ACTIONS[sys.argv[1]](json.loads(sys.argv[2]) if sys.argv[2:] else None)))

@@ -209,8 +209,9 @@ class _BringUp:
             opened = prepare_store(
                 settings.model, settings.store, settings.dtype, progress, needed, check_tokenizer, settings.experts
             )
-        self._settings = with_slots(settings, opened, len(self._cluster.of("worker_node")))
-        check_joined(self._settings, opened)
+        workers = len(self._cluster.of("worker_node"))
+        self._settings = with_slots(settings, opened, workers)
+        check_joined(self._settings, opened, workers)
         store = opened.path.resolve()
         self._turns.end("store here")
         wanted = replace(self._wanted, store=(store.name, manifest_digest(store), size_of([store])))

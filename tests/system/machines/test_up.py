@@ -20,7 +20,7 @@ from odmoe.machines.down import down
 from odmoe.machines.home import cluster_dir, only_one
 from odmoe.machines.owners.claims import launcher
 from odmoe.machines.preflight import probe
-from odmoe.machines.ship import code_digest
+from odmoe.machines.ship import code_archive, code_digest
 from odmoe.machines.ssh import Ssh
 from odmoe.machines.status import status
 from odmoe.machines.up import up
@@ -198,6 +198,7 @@ def test_hosts_are_taken_over_only_when_asked_for(world: PretendedCluster, monke
     before = contents(world)
     with monkeypatch.context() as patch:
         file = other_cluster(world, patch)
+        code_archive(cluster_dir("office") / "code.tar.gz")  # the double of `ray up` writes the first cluster's
         up(file, world.settings.but(cluster=str(file)), world.terminal, take_over=True)
     assert f"main (127.0.99.1): taken from the cluster odmoe-test of {launcher()}" in world.stderr()
     assert all(contents(world)[path] != content for path, content in before.items() if path.endswith("ray_token"))
@@ -258,7 +259,7 @@ def test_an_up_that_fails_before_ray_leaves_what_runs(world: PretendedCluster) -
     for changes, kind in (
         ({"model": str(world.base / "none")}, CheckpointError),
         ({"slots": 1, "system": "fully-cached"}, ConfigError),
-        ({"predictor": "token"}, ConfigError),
+        ({"predictor": "token-wise"}, ConfigError),
     ):
         with pytest.raises(kind):
             up(world.file, world.settings.but(**changes), world.terminal)
