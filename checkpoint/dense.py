@@ -13,7 +13,7 @@ import torch
 
 from checkpoint import family
 from checkpoint.formats.unreadable import first_line, is_out_of_memory
-from checkpoint.generation_file import check_generation_file
+from checkpoint.sharding.generation_file import check_generation_file
 from checkpoint.store import removed
 from scheduler.errors import CorruptStoreError, DoesNotFitError, LaunchError
 

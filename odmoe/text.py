@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from checkpoint.formats.gguf_file import gguf_tokenizer, has_tokenizer, is_gguf
-from checkpoint.generation_file import check_generation_file
+from checkpoint.sharding.generation_file import check_generation_file
 from checkpoint.sharding.source import Source, verify_bytes
 from checkpoint.store import removed
 from odmoe.token_length import most_characters

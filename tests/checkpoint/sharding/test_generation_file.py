@@ -8,7 +8,7 @@ import pytest
 from transformers import GenerationConfig
 
 from checkpoint.dense import load_dense
-from checkpoint.generation_file import FILE, check_generation_file
+from checkpoint.sharding.generation_file import FILE, check_generation_file
 from scheduler.errors import ConfigError
 
 
