@@ -289,4 +289,5 @@ def test_where_the_main_model_reads_all_tokens_again_the_shadow_does_too() -> No
     again = d.do(t.TokenDecoded(1, 2))
     assert again[-2:] == ["follow 1 from 2", f"align 1 step 2 token kv 0:{P + 2}"]
     assert d.stats().unmatched == 0, "passes before are not predicted any more"
+    d.step(1, index=2)
     assert d.do(t.TokenDecoded(1, 3)) == [f"align 1 step 3 token kv {P + 2}:{P + 3}"]
