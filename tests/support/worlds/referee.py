@@ -114,9 +114,9 @@ class Referee(Listener):
             self._check_last_call(attempt)
         for attempt in self._sealed:
             waiting = [v for v in books.unsent(attempt.load.expert) if v.request not in failing]
-            others = books.copies(attempt.load.expert) or self.plan.forms  # prefill in turn waits for the other
-            others = others or attempt.load.expert in self._waiting  # a suspect is tried by itself
-            assert not waiting or others, f"{attempt.load} leaves, and {waiting} need it"
+            another = books.copies(attempt.load.expert) or self.plan.forms  # prefill in turn waits for the other
+            apart = attempt.load.expert in self._waiting  # a suspect is tried by itself
+            assert not waiting or another or apart, f"{attempt.load} leaves, and {waiting} need it"
         check_settled(books, core)
         check_order(books, commands, core)
         if self.plan.auditing:
