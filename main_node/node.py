@@ -6,7 +6,7 @@ import contextlib
 import itertools
 import threading
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -390,7 +390,8 @@ class MainNode:
             logits = self._logits(tokens, request.sequence.cache)
         scores = request.unread_scores
         if scores is not None:
-            scores.read(self._output_layer, request.check_wanted)
+            with self._explained(request):
+                scores.read(self._output_layer, request.check_wanted)
         gained = (self._choose(request, logits),) if last else ()
         self.engine.spans.end_pass(request.number)
         return gained
@@ -429,9 +430,15 @@ class MainNode:
     def _choose(self, request: Request, logits: torch.Tensor) -> int:
         if self.on_logits is not None:
             self.on_logits(request.number, to_host(logits)[0])
-        try:
+        with self._explained(request):
             return request.chooser.choose(logits)
-        except NonFiniteError:  # by a worker's fault, or the model's own
+
+    @contextlib.contextmanager
+    def _explained(self, request: Request) -> Iterator[None]:
+        """Where logits are not finite, by a worker's fault or the model's own: AnswerWithdrawnError for the former."""
+        try:
+            yield
+        except NonFiniteError:
             self.engine.checks.explain(request.number)
             self.engine.check(request.number)
             raise
