@@ -60,8 +60,11 @@ def whole_config(fields: dict[str, Any]) -> PreTrainedConfig:
     from transformers import AutoConfig, PreTrainedConfig
 
     fields = PreTrainedConfig._decode_special_floats(without_quantisation(fields))  # JSON has no infinity
-    if isinstance(text := fields.get("text_config"), dict) and (alias := _known_type(text)):
-        fields["text_config"] = text | {"model_type": alias}
+    fields.pop("num_labels", None)  # of a classifier: Transformers names every one
+    if isinstance(text := fields.get("text_config"), dict):
+        text = {name: value for name, value in text.items() if name != "num_labels"}
+        alias = _known_type(text)
+        fields["text_config"] = text | ({"model_type": alias} if alias else {})
     model_type = _known_type(fields)
     if model_type is None:
         raise _unknown_type(fields)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 from dataclasses import asdict, dataclass, field, replace
@@ -148,6 +149,12 @@ class Manifest:
     plain_because: str = ""
     """Why the experts are not encoded, though their checkpoint is."""
     forms: dict[str, Form] = field(default_factory=dict)
+
+    @property
+    def model_digest(self) -> str:
+        """Of the weights and of config.json: nodes with the same one compute the same."""
+        config = json.dumps(self.config, sort_keys=True)
+        return hashlib.sha256(f"{self.fingerprint} {config}".encode()).hexdigest()[:32]
 
     @property
     def moe_layers(self) -> tuple[int, ...]:

@@ -13,10 +13,11 @@ export ODMOE_NODE_PORT=8701
 # Ray would kill nodes, the main node too, when other programs have taken 95 % of a host's memory. The kernel kills when
 # none is left: the shadow first, workers then.
 export RAY_memory_monitor_refresh_ms="${RAY_memory_monitor_refresh_ms:-0}"
+# gRPC writes a line for each failed handshake; our own log counts them.
+export GRPC_VERBOSITY=NONE
 # Ray's autoscaler runs as a script beside a scheduler.py of its own, which would be imported in place of our package.
 export PYTHONSAFEPATH=1
 odmoe() { python -m odmoe "$@"; }
 # Ends this cluster's processes on this host. Ray's own `ray stop` ends every Ray of the user, and root's of all users.
 stop_cluster() { python3 "$HOME/odmoe/code/odmoe/machines/probe.py" stop; }
 ray() { if [ "$1" = stop ]; then stop_cluster; else command ray "$@"; fi; }
-export GRPC_VERBOSITY=NONE

@@ -101,7 +101,7 @@ def make_or_open(
     Raises CheckpointError, StoreError.
     """
     from checkpoint.sharding.dense_files import refresh
-    from checkpoint.sharding.shard import Made, check_same, make_store
+    from checkpoint.sharding.shard import Made, check_same, checked_plan, make_store
 
     if (target / MANIFEST).is_file():
         store = ExpertStore.open(target)
@@ -119,6 +119,8 @@ def make_or_open(
         sweep(cache_dir() / "stores", ABANDONED_S)
         made = make_store(source, target, dtype, progress, check, experts)
         _read_weights(source, progress)  # records what `make_store` has found
+    if made.store.manifest.config != source.config:  # it may need other tensors now
+        checked_plan(source, made.store.manifest.dtype, check)
     try:
         return replace(made, store=refresh(made.store, source))
     except OSError as error:

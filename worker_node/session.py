@@ -58,7 +58,7 @@ class ComputeSession(Session):
     def __init__(self, node: ComputeNode, reply: Channel) -> None:
         manifest = node.store.manifest
         super().__init__(
-            node.name, (manifest.fingerprint, manifest.dtype), node.sessions, reply, node.pace.now, node.limits
+            node.name, (manifest.model_digest, manifest.dtype), node.sessions, reply, node.pace.now, node.limits
         )
         self._node = node
         self._rows = RowBudget()

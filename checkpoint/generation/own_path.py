@@ -47,15 +47,20 @@ class OwnPath:
             return False
         ids = token_ids(tokens, self._model.device)
         positions = torch.arange(len(tokens), device=ids.device)[None]
-        given = self._model.prepare_inputs_for_generation(
-            ids,
-            next_sequence_length=new,
-            past_key_values=cache,
-            attention_mask=torch.ones_like(ids),
-            position_ids=positions,
-            use_cache=True,
-            logits_to_keep=1,
-        )
+        try:
+            given = self._model.prepare_inputs_for_generation(
+                ids,
+                next_sequence_length=new,
+                past_key_values=cache,
+                attention_mask=torch.ones_like(ids),
+                position_ids=positions,
+                use_cache=True,
+                logits_to_keep=1,
+            )
+        except Exception as error:  # noqa: BLE001 - a family's own code, which may want what is not known here
+            self.unfollowed = [f"{self._own} of Transformers ({type(error).__name__})"]
+            self._own = None
+            return False
         kept = given.get("past_key_values") is cache
         count = new if kept else len(tokens)
         followed = (

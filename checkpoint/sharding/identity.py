@@ -17,6 +17,7 @@ from checkpoint import family
 from checkpoint.direct_io import pieces
 from checkpoint.formats.settings import quantisation_settings
 from checkpoint.sharding.source import Source, sampled_fingerprint
+from scheduler.errors import CorruptCheckpointError
 
 Progress = Callable[[int, int], None]
 """(bytes read, of)."""
@@ -29,7 +30,7 @@ def weights_digest(source: Source, progress: Progress | None = None, records: Pa
     """A digest of every byte of the weight files, in 32 hex digits.
 
     A file of the Hub cache is named by its digest. Any other is read, once: `records` is a folder that keeps digests
-    for as long as a file's size, inode and times stay. Raises OSError.
+    for as long as a file's size, inode and times stay. Raises OSError, CorruptCheckpointError.
     """
     files = source.weight_files()
     unread = [file for file in files if _recorded(file, records) is None]
@@ -41,6 +42,8 @@ def weights_digest(source: Source, progress: Progress | None = None, records: Pa
             done += len(data)
             if progress:
                 progress(done, total)
+        if _state(file) != state:
+            raise CorruptCheckpointError(f"{file} has changed while it was read; try again when nobody writes to it")
         _known[state] = digest.hexdigest()
     if records is not None:
         for file in files:
@@ -56,7 +59,7 @@ def is_read(source: Source, records: Path | None) -> bool:
 
 def _recorded(file: Path, records: Path | None) -> str | None:
     blob = file.resolve()
-    if file.is_symlink() and re.fullmatch(r"[0-9a-f]{64}", blob.name):
+    if file.is_symlink() and blob.parent.name == "blobs" and re.fullmatch(r"[0-9a-f]{64}", blob.name):
         return blob.name
     state = _state(file)
     if state not in _known and records is not None:

@@ -60,8 +60,10 @@ class OutputChecks:
         """Open requests whose answers may have a wrong output."""
         self._disputes: dict[Case, set[Source]] = {}
         """Waiting for the arbiter -> workers of which at least one gave a wrong output."""
-        self._largest: dict[int, tuple[float, Case]] = {}
-        """Open request -> the row of an output that grew most, and how many times."""
+        self._largest: dict[int, dict[Source, tuple[float, Case]]] = {}
+        """Open request -> worker -> the row of its outputs that grew most, and how many times."""
+        self._usual_gain = LARGE_GAIN
+        """Rows that grow more are compared at once. Grows with rows that were found right."""
         self._smaller: set[tuple[int, int]] = set()
         """Worker and slot of experts in a smaller form."""
 
@@ -69,6 +71,7 @@ class OutputChecks:
 
     def opened(self, request: int) -> None:
         self._used[request] = set()
+        self._largest[request] = {}
 
     def closed(self, request: int) -> None:
         self._used.pop(request, None)
@@ -140,19 +143,19 @@ class OutputChecks:
     def _note_gain(
         self, call: t.Compute, source: Source, hidden: torch.Tensor, weights: torch.Tensor, output: torch.Tensor
     ) -> None:
-        """Keep each request's row that grew most: where its logits are not finite, the arbiter begins there."""
+        """Keep the row of each worker that grew most: if a request's logits are not finite, the arbiter looks at them."""
         if (call.worker, call.slot) in self._smaller:
             return
-        most, row = gains(output, hidden).max(0)
+        most, row = gains(output, hidden).nan_to_num(nan=0.0).max(0)  # NaN: a row of zeros of zeros
         gain, at = most.item(), int(row)
-        known = self._largest.get(call.visit.request)
-        if not gain > (known[0] if known is not None else 0.0):
+        kept = self._largest.setdefault(call.visit.request, {})
+        if source in kept and gain <= kept[source][0]:
             return
         rows = slice(at, at + 1)
         outputs = {source: output[rows].clone()}
         case = Case(call.visit.request, call.expert, hidden[rows].clone(), weights[rows].clone(), outputs)
-        self._largest[call.visit.request] = gain, case
-        if gain > LARGE_GAIN:
+        kept[source] = gain, case
+        if gain > self._usual_gain:
             self._arbitrate_alone(case)
 
     def _arbitrate_alone(self, case: Case) -> None:
@@ -165,9 +168,9 @@ class OutputChecks:
         """A request's logits are not finite: was that a worker? Waits for the arbiter; an answer with an output of a
         worker that lied is withdrawn then. Called without the lock."""
         with self._changed:
-            known = self._largest.pop(request, None)
-            if known is not None:
-                self._arbitrate_alone(known[1])
+            suspects = self._largest.pop(request, {}).values()
+            for _, case in sorted(suspects, key=lambda one: -one[0]):
+                self._arbitrate_alone(case)
         self.settle(request)
 
     def _read(
@@ -291,6 +294,9 @@ class OutputChecks:
             for source, far in found.items():
                 self._convict(source, case, far)
                 self._drop(source)
+            if truth is not None and not found and len(case.outputs) == 1:
+                grown = gains(truth, case.hidden).nan_to_num(nan=0.0, posinf=0.0).max().item()
+                self._usual_gain = max(self._usual_gain, 2 * grown)
             if self._disputes.pop(case, None) is not None:
                 self._doubt(in_doubt(case, truth, arbiter.arithmetic) - found.keys())
             self._changed.notify_all()

@@ -80,7 +80,7 @@ def make_engine(
     if settings.shadowed and settings.align_kv:
         kv.kinds(config_from_dict(store.manifest.config))
     manifest, traced = store.manifest, settings.trace is not None
-    hello = Hello(PROTOCOL_VERSION, manifest.fingerprint, manifest.dtype, "main", traced, secrets.token_hex(16))
+    hello = Hello(PROTOCOL_VERSION, manifest.model_digest, manifest.dtype, "main", traced, secrets.token_hex(16))
     pace = MainPace(emulation) if emulation else None
     return Engine(
         make_core(configuration.core),
@@ -153,7 +153,7 @@ def make_shadow(settings: Settings, store: ExpertStore, emulation: Emulation | N
     device = device_of(settings, "shadow")
     manifest, pace = store.manifest, ShadowPace(emulation) if emulation else None
     model = ShadowModel(store, settings.shadow, str(device))
-    shadow = Shadow("shadow", model, manifest.fingerprint, manifest.dtype, pace)
+    shadow = Shadow("shadow", model, manifest.model_digest, manifest.dtype, pace)
     return travelling(shadow, emulation)
 
 

@@ -106,7 +106,7 @@ def _served(settings: Settings, cluster: ClusterFile) -> bool:
 
     needed = partial(forms_needed, settings)
     store = prepare_store(settings.model, settings.store, settings.dtype, forms_needed=needed, experts=settings.experts)
-    if seen["fingerprint"] != store.manifest.fingerprint:
+    if seen["fingerprint"] != store.manifest.model_digest:
         raise LaunchError(
             f"the cluster serves another model than {settings.model}; odmoe up {settings.cluster} -m {settings.model} "
             "changes that; or leave out --model to use the model that it serves"

@@ -8,6 +8,7 @@ import json
 import os
 import queue
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -135,7 +136,12 @@ class _Service:
                 self.served, self._since = True, time.monotonic()
                 self._terminal.complain(f"serving {serving['name']} at {url_of(self._relay.address)}")
         threads[1].join(CHECK_S)
-        return remote.process.wait(CHECK_S), stderr[-4000:].decode(errors="replace")
+        try:
+            code = remote.process.wait(CHECK_S)
+        except subprocess.TimeoutExpired:
+            host = f"{cluster.main.name} ({cluster.main.address})"
+            raise HostError(f"{host}: its output has ended, but ssh to it has not for {CHECK_S:g} s") from None
+        return code, stderr[-4000:].decode(errors="replace")
 
 
 def _killed(cluster: ClusterFile, number: int) -> HostError:

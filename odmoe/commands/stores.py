@@ -31,7 +31,8 @@ class Stored:
 def run_stores(remove: str | None, output: Output) -> None:
     """List the stores of the cache, the one used last first; or remove one. Raises ConfigError, StoreWriteError."""
     folder = cache_dir() / "stores"
-    names = [path.name for path in folder.iterdir() if path.is_dir()] if folder.is_dir() else []
+    there = folder.iterdir() if folder.is_dir() else ()
+    names = [path.name for path in there if path.is_dir() and not path.is_symlink() and path.name[0] != "."]
     if remove is not None:
         if remove not in names:
             near = nearest(remove, names) or "; odmoe stores lists them"

@@ -122,7 +122,7 @@ def read_cluster_file(path: Path) -> ClusterFile:
         _check_keys(found, "", path)
     cluster = parse_cluster(found, path)
     least = len(cluster.hosts) - 1
-    if found.get("max_workers", least) < least:
+    if (least if (most := found.get("max_workers")) is None else most) < least:
         raise ConfigError(
             f"{_place(path, 'max_workers')}: max_workers is {found['max_workers']}; allowed: {least} or more, since "
             f"there are {least} hosts beside the main node"

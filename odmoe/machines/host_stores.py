@@ -14,6 +14,7 @@ from odmoe.machines.ssh import Ssh
 from odmoe.machines.table import cause
 from odmoe.terminal import megabytes
 from scheduler.errors import ConfigError, HostError, LaunchError
+from scheduler.one_line import one_line
 
 LIST_S = 60.0
 REMOVE_S = 600.0
@@ -96,6 +97,7 @@ def _state(store: Facts) -> str:
 
 
 def _print(lines: list[tuple[str, ...]]) -> None:
+    lines = [tuple(map(one_line, line)) for line in lines]
     widths = [max(len(line[n]) for line in lines) for n in range(len(lines[0]))]
     for line in lines:
         print("  ".join(text.ljust(width) for text, width in zip(line, widths, strict=True)).rstrip(), flush=True)

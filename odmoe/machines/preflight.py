@@ -188,6 +188,10 @@ def _places(facts: Facts, required: Requirements) -> Iterable[tuple[str, str]]:
             yield f"{place['free'] / 1e9:.2f} GB are free in {name}, {needed / 1e9:.2f} are needed", "make room there"
 
 
+def _device(places: Facts, name: str) -> Any:
+    return places.get(name, {}).get("device")
+
+
 def _network(host: Host, facts: Facts, required: Requirements) -> Iterable[tuple[str, str]]:
     own = facts.get("addresses")
     if own and host.address not in own and not host.address.startswith("127."):
@@ -246,6 +250,9 @@ def _room(facts: Facts, name: str, manifest: str, size: int) -> Iterable[tuple[s
         return
     there = facts["stores"].get(name) or {}
     room, needed = facts["disk_free"] + there.get("bytes", 0), size + SPARE
+    places = facts.get("places", {})
+    if facts.get("venv") is None and _device(places, HOME) == _device(places, f"{HOME}/stores"):
+        needed += ENVIRONMENT_BYTES
     if room < needed:
         yield (
             f"{room / 1e9:.2f} GB are free in ~/odmoe/stores, the store {name} needs {needed / 1e9:.2f}",

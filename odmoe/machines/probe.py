@@ -61,7 +61,17 @@ def environment():
         made = os.stat(os.path.join(venv, ".locked")).st_mtime
     except OSError:
         made = 0.0
-    return {"python": version.group(1) if version else "", "packages": packages, "made": made}
+    return {"python": python_of(venv) or (version.group(1) if version else ""), "packages": packages, "made": made}
+
+
+def python_of(venv):
+    """The version of its Python as it is now: the system's may have been updated since."""
+    with contextlib.suppress(OSError, subprocess.SubprocessError):
+        command = [os.path.join(venv, "bin", "python"), "-c", "import platform; print(platform.python_version())"]
+        done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, timeout=5)
+        found = re.search(r"^\d+\.\d+\.\d+\S*$", done.stdout.decode("utf-8", "replace").strip())
+        return found.group() if found else ""
+    return ""
 
 
 def certificate():
@@ -331,10 +341,21 @@ def claim_here():
     """The claim of a cluster on this host. Without one, Ray's token still tells its id. {} if it is nobody's."""
     with contextlib.suppress(ValueError):
         found = json.loads(read(OWNER))
-        if isinstance(found, dict):
+        if isinstance(found, dict) and is_claim(found):
             return found
     token = read(os.path.join(OURS, "keys", "ray_token")).strip()
     return {"id": hashlib.sha256(token.encode()).hexdigest()[:16]} if token else {}
+
+
+def is_claim(found):
+    """Whether a file has what is read of a claim."""
+    texts = ("id", "cluster", "launcher", "file", "head")
+    since = found.get("since")
+    return (
+        all(isinstance(found.get(name), str) for name in texts)
+        and isinstance(since, (int, float))
+        and 0 <= since < 1e11
+    )
 
 
 def owner(ours):
@@ -420,9 +441,14 @@ def others(wanted):
 
 
 def release(wanted):
-    """Give up the claim of the cluster with this `id`."""
+    """Give up the claim of the cluster with this `id`. The host goes back to a `former` owner."""
+    former = {name: value for name, value in wanted.get("former", {}).items() if name != "held"}
     with locked():
-        if claim_here().get("id") == wanted["id"]:
+        if claim_here().get("id") != wanted["id"]:
+            return {}
+        if former:
+            write(former)
+        else:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(OWNER)
     return {}

@@ -28,6 +28,7 @@ ALIVE_S = 5  # between two keepalives of a connection; three missed ones end it
 IDLE_S = 30  # longest pause of a copy
 SLOWEST = 250_000  # bytes a second below which a copy is given up
 AT_ONCE = 32
+_NO_CAUSE = "Warning: Permanently added"  # said at each first connection
 T = TypeVar("T")
 Progress = Callable[[int, int], None]
 
@@ -196,7 +197,8 @@ class Ssh:
         begun = log.stat().st_size if log.exists() else 0
 
         def said() -> str:
-            return log.read_bytes()[begun:].decode(errors="replace") if log.exists() else ""
+            text = log.read_bytes()[begun:].decode(errors="replace") if log.exists() else ""
+            return "".join(line for line in text.splitlines(True) if not line.startswith(_NO_CAUSE))
 
         return said
 

@@ -42,6 +42,7 @@ class Serving(NamedTuple):
     settings: Settings
     store: str
     fingerprint: str
+    """The `Manifest.model_digest` of what the nodes have read."""
     dtype: str
 
 
@@ -91,6 +92,7 @@ class Main(NodeProcess):
         hosts = list(hosts_of_launcher().values()) if self._settings.joined else []
         device_of(_of_main_host(self._settings, hosts), "main")  # before anything is loaded
         store, emulation = open_verified(self._store), emulation_of(self._settings)
+        self._manifest = store.manifest
         size = group_size(hosts) if self._settings.joined else None
         if size and "group_size" not in self._settings.model_fields_set:
             self._settings = self._settings.but(group_size=size)
@@ -175,8 +177,8 @@ class Main(NodeProcess):
         return taken(self._recorder)
 
     def serving(self) -> Serving:
-        manifest = open_verified(self._store).manifest
-        return Serving(self._settings, self._store, manifest.fingerprint, manifest.dtype)
+        manifest = self._manifest or open_verified(self._store).manifest
+        return Serving(self._settings, self._store, manifest.model_digest, manifest.dtype)
 
     def nodes(self) -> list[dict[str, Any]]:
         """Facts of every worker and the shadow; empty before `start` has finished."""

@@ -390,7 +390,7 @@ def _address_here() -> str | None:
 def _differs(served: Serving, wanted: Settings, store: ExpertStore | None, whole: bool = False) -> str | None:
     """The first difference between the running nodes and the given settings, in words; None if there is none. With
     `whole`, settings that were not given count as their defaults."""
-    if store is not None and store.manifest.fingerprint != served.fingerprint:
+    if store is not None and store.manifest.model_digest != served.fingerprint:
         return f"the cluster serves another model, {served.store}"
     for name in (*SERVED, *UP) if whole else SERVED:
         runs, asked = served.dtype if name == "dtype" else getattr(served.settings, name), getattr(wanted, name)

@@ -215,7 +215,7 @@ def complete(config: dict[str, Any]) -> dict[str, Any]:
         "max_workers": len(cluster.hosts) - 1,
     }
     mounts = {CODE: str(folder / "code.tar.gz"), TOKEN: str(token)}
-    return {**filled, "file_mounts": {**mounts, **config.get("file_mounts", {})}}
+    return {**filled, "file_mounts": {**mounts, **(config.get("file_mounts") or {})}}
 
 
 def _types(provider: dict[str, Any]) -> dict[str, Any]:

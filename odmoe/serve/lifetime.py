@@ -129,6 +129,8 @@ class HttpServer:
 
     def fail(self, error: Exception) -> None:
         """From any thread: end at once, and have `run` raise `error`. Without effect before it runs."""
+        if self._loop is None:
+            return
         self._failure = error
         self.stop()
         self.stop()

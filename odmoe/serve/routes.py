@@ -120,7 +120,7 @@ async def _events(exchange: Exchange, shape: Shape, usage: bool, held: Held) -> 
         data = _encoded(shape, got) if len(got) < _MANY else await asyncio.to_thread(_encoded, shape, got)
         if data:
             yield data
-            held.free_results(got)
+        held.free_results(got)
     if usage:
         yield event(shape.usage_chunk(usage_of(exchange.wanted.prompt_tokens, _tokens(exchange))))
     yield DONE

@@ -107,23 +107,27 @@ class Trial:
             return False
 
     def _run(self, pending: Future[bool]) -> None:
+        found = False
+        try:
+            self._answer()
+            self._service.failed.clear()
+            found = True
+        except BaseException:  # noqa: BLE001 - whatever it is, clients would get it too
+            pass
+        finally:
+            self._again_at = time.monotonic() + TRIAL_S
+            pending.set_result(found)
+
+    def _answer(self) -> None:
         from main_node.sampling import GREEDY
 
         service = self._service
-        count = min(TRIAL_TOKENS, service.context - 1)
+        count = max(1, min(TRIAL_TOKENS, service.context - 1))
         step = max(1, len(service.tokenizer) // count)
         prompt = list(range(0, len(service.tokenizer), step))[:count]
-        try:
-            with service.model.answer(prompt, 1, {"sampling": GREEDY}) as answer:
-                for _ in answer:
-                    pass
-        except Exception:  # noqa: BLE001 - whatever it is, clients would get it too
-            found = False
-        else:
-            service.failed.clear()
-            found = True
-        self._again_at = time.monotonic() + TRIAL_S
-        pending.set_result(found)
+        with service.model.answer(prompt, 1, {"sampling": GREEDY}) as answer:
+            for _ in answer:
+                pass
 
 
 def _described(service: Service) -> dict[str, Any]:

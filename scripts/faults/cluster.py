@@ -16,7 +16,7 @@ from odmoe.clusters.configuration import configure
 from odmoe.clusters.credentials import credentials
 from odmoe.clusters.nodes import make_engine, make_main
 from odmoe.settings.settings import Settings
-from scheduler.errors import LinkError, ODMoEError
+from scheduler.errors import LinkError, ODMoEError, OtherMainNodeError
 from wire.base import Role
 from wire.rpc.client import connect
 
@@ -54,7 +54,7 @@ class GrpcCluster:
         for left in reversed(range(TRIES)):
             try:
                 self._join(kind, number)
-            except LinkError:
+            except (LinkError, OtherMainNodeError):  # the last one: the stream of the cluster before is not gone yet
                 if not left:
                     raise
             else:

@@ -46,7 +46,7 @@ class HostileMain:
         self._changed = threading.Condition()
         self.channel = connect(address, "worker", self)
         manifest = store.manifest
-        self.channel.send(w.Hello(w.PROTOCOL_VERSION, manifest.fingerprint, manifest.dtype, "main"))
+        self.channel.send(w.Hello(w.PROTOCOL_VERSION, manifest.model_digest, manifest.dtype, "main"))
         self.ready = self.wait(w.WorkerReady)
 
     def on_message(self, message: w.Message) -> None:
@@ -104,7 +104,7 @@ class RawMain:
         self._channel = grpc.insecure_channel(address)
         open_stream: Any = self._channel.stream_stream(f"/{edge.service}/{edge.method}")
         self._answers = open_stream(iter(self._queue.get, None))
-        self.send(w.Hello(w.PROTOCOL_VERSION, manifest.fingerprint, manifest.dtype, "main"))
+        self.send(w.Hello(w.PROTOCOL_VERSION, manifest.model_digest, manifest.dtype, "main"))
         self.wait(w.WorkerReady)
 
     def wait(self, kind: type | tuple[type, ...]) -> w.Message:

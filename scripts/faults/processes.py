@@ -87,6 +87,7 @@ class Supervisor:
         self, nodes: list[NodeProcess], what: str = "", value: Any = None, flap_s: float | None = None
     ) -> None:
         self.deaths = 0
+        self._nodes = nodes
         self._over = threading.Event()
         self._fault, self._flap_s = (what, value), flap_s
         self._threads = [threading.Thread(target=self._watch, args=(node,), daemon=True) for node in nodes]
@@ -108,9 +109,14 @@ class Supervisor:
                         node.set(*self._fault)
 
     def close(self) -> None:
+        """All nodes run again afterwards, without the fault."""
         self._over.set()
         for thread in self._threads:
             thread.join(START_S)
+        for node in self._nodes:
+            node.kill()
+            node.process.join(START_S)
+            node.restart()
 
 
 class NodeProcess(ForkedProcess):

@@ -71,7 +71,7 @@ class Fleet:
 
     def __init__(self, store: Any, over_grpc: bool) -> None:
         manifest = store.manifest
-        hello = w.Hello(w.PROTOCOL_VERSION, manifest.fingerprint, manifest.dtype, "main")
+        hello = w.Hello(w.PROTOCOL_VERSION, manifest.model_digest, manifest.dtype, "main")
         self.engine = Engine(Core(model_shape(store), RoundRobin(2), Alignment(), 4096), hello)
         arithmetic = ExpertArithmetic(manifest.config, manifest.dtype)
         loaders = (DiskLoader(store), MemoryLoader(store), DiskLoader(store))

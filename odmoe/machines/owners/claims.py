@@ -19,7 +19,7 @@ from scheduler.errors import ConfigError, HostError
 from scheduler.yaml_file import read_yaml
 
 CLAIM_S = 20.0
-OWNER = "~/odmoe/owner.json"
+OWNER, TOKEN = "~/odmoe/owner.json", "~/odmoe/keys/ray_token"
 RAY_PORT = 6379
 
 
@@ -40,9 +40,13 @@ class Claims:
         former = {address: owner for address, owner in found.items() if not isinstance(owner, HostError)}
         if failed:
             fresh = [h for h in self._cluster.hosts if h.address in former and former[h.address].get("id") != self._id]
-            ssh.each(fresh, lambda host: ask(ssh, host, "release", CLAIM_S, {"id": self._id}))
+            ssh.each(fresh, lambda host: ask(ssh, host, "release", CLAIM_S, self._given_back(former[host.address])))
         taken = {address: owner for address, owner in former.items() if other_owner({"owner": owner}, self._id)}
         return taken, failed
+
+    def _given_back(self, former: dict[str, Any]) -> dict[str, Any]:
+        """For `probe.release`: the claim goes back to its former owner, if that had left one."""
+        return {"id": self._id, "former": former if "cluster" in former else {}}
 
     def settle(self, ssh: Ssh, store: str | None) -> None:
         """Record that this `odmoe up` has ended; with a `store`, that the nodes use it alone. Hosts that do not answer
@@ -79,9 +83,13 @@ def launcher() -> str:
 def check_owner_command(cluster_id: str) -> str:
     """A shell command that fails on a host of another cluster, with its claim on standard error."""
     own = shlex.quote(json.dumps({"id": cluster_id})[1:-1])
+    token = f'"$(tr -d "[:space:]" < {TOKEN} | sha256sum | cut -c1-16)"'
     return (
         f"if [ -f {OWNER} ] && ! grep -qF {own} {OWNER}; then "
-        f'echo "error: this host belongs to another cluster: $(cat {OWNER})" >&2; exit 3; fi'
+        f'echo "error: this host belongs to another cluster: $(cat {OWNER})" >&2; exit 3; '
+        f"elif [ ! -f {OWNER} ] && [ -f {TOKEN} ] && [ {token} != {shlex.quote(cluster_id)} ] "
+        f"&& pgrep -x raylet > /dev/null; then "
+        'echo "error: another cluster runs on this host, which ray up has started; end it first" >&2; exit 3; fi'
     )
 
 
@@ -93,6 +101,6 @@ def _ray_port(file: Path) -> int:
     """The port of Ray's head, from the command that starts it."""
     with contextlib.suppress(ConfigError, AttributeError, TypeError):
         commands = read_yaml(file, str(file)).get("head_start_ray_commands") or []
-        found = re.search(r"ray start\b.*--head\b.*?--port[= ](\d+)", " ".join(commands), re.DOTALL)
+        found = re.search(r"\bray[ _]start\b.*?--head\b.*?--port[= ](\d+)", " ".join(commands), re.DOTALL)
         return int(found[1]) if found else RAY_PORT
     return RAY_PORT

@@ -6,6 +6,8 @@ import datetime
 from collections.abc import Iterator
 from typing import Any
 
+from scheduler.one_line import one_line
+
 Facts = dict[str, Any]
 
 
@@ -22,7 +24,8 @@ def described(owner: Facts) -> str:
     """Its cluster, who launched it, from which file and when."""
     if "cluster" not in owner:
         return "a cluster that has left no name, only a token of Ray that is not this cluster's"
-    return f"the cluster {owner['cluster']} of {owner['launcher']} ({owner['file']}), since {moment(owner['since'])}"
+    said = f"the cluster {owner['cluster']} of {owner['launcher']} ({owner['file']}), since {moment(owner['since'])}"
+    return one_line(said)
 
 
 def moment(seconds: float) -> str:

@@ -39,7 +39,7 @@ class Hosts:
 
     def __init__(self, store: ExpertStore, folder: Path, loader: str, checks: str, slots: int) -> None:
         manifest = store.manifest
-        hello = w.Hello(w.PROTOCOL_VERSION, manifest.fingerprint, manifest.dtype, "main")
+        hello = w.Hello(w.PROTOCOL_VERSION, manifest.model_digest, manifest.dtype, "main")
         self.engine = Engine(Core(model_shape(store), RoundRobin(2), Alignment(), 4096), hello)
         arithmetic = ExpertArithmetic(manifest.config, manifest.dtype)
         self.stores: list[ExpertStore] = []

@@ -68,7 +68,7 @@ def world(monkeypatch: pytest.MonkeyPatch) -> World:
     made = World()
     context = SimpleNamespace(was_current_actor_reconstructed=False)
     monkeypatch.setattr(actors.ray, "get_runtime_context", lambda: context)
-    manifest = SimpleNamespace(fingerprint="f", dtype="float32")
+    manifest = SimpleNamespace(model_digest="f", dtype="float32")
     monkeypatch.setattr(actors, "open_verified", lambda store: SimpleNamespace(manifest=manifest))
     monkeypatch.setattr("odmoe.on_ray.fleet.Fleet", made.fleet)
     monkeypatch.setattr("odmoe.clusters.configuration.configure", lambda *_: SimpleNamespace(settings=RESOLVED))
@@ -153,6 +153,6 @@ def test_up_again_finds_nothing_to_change_where_a_host_has_a_device(
     made = Main(given, "store")
     made.start()
     assert world.settings.device_of("main") == (device or "auto")
-    store: Any = SimpleNamespace(manifest=SimpleNamespace(fingerprint="f", dtype="float32"))
+    store: Any = SimpleNamespace(manifest=SimpleNamespace(model_digest="f", dtype="float32"))
     assert _differs(made.serving(), given, store, whole=True) is None
     made.stop()

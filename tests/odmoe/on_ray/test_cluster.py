@@ -18,7 +18,7 @@ JOINED = Settings(model="m", cluster="auto", workers=4)
 
 
 def store(fingerprint: str = "f", dtype: str = "float32") -> Any:
-    return SimpleNamespace(path=Path("/store"), manifest=SimpleNamespace(fingerprint=fingerprint, dtype=dtype))
+    return SimpleNamespace(path=Path("/store"), manifest=SimpleNamespace(model_digest=fingerprint, dtype=dtype))
 
 
 @pytest.fixture

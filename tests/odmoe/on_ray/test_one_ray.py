@@ -24,7 +24,7 @@ JOINED = Settings(model="m", cluster="auto", workers=4)
 @pytest.fixture
 def store(tmp_path: Path) -> Any:
     (tmp_path / "manifest.json").touch()
-    return SimpleNamespace(path=tmp_path, manifest=SimpleNamespace(fingerprint="f", dtype="float32"))
+    return SimpleNamespace(path=tmp_path, manifest=SimpleNamespace(model_digest="f", dtype="float32"))
 
 
 @pytest.fixture

@@ -102,7 +102,7 @@ class ServedCluster:
         """`device`, `drafts`: of the main node."""
         manifest = store.manifest
         core = Core(model_shape(store), RoundRobin(2), Alignment(), 4096)
-        hello = w.Hello(w.PROTOCOL_VERSION, manifest.fingerprint, manifest.dtype, "main")
+        hello = w.Hello(w.PROTOCOL_VERSION, manifest.model_digest, manifest.dtype, "main")
         self.engine = Engine(core, hello, worker_wait_s=worker_wait_s)
         self._reconnector = keep_connected(self.engine, WAIT_S)
         arithmetic = ExpertArithmetic(manifest.config, manifest.dtype)
@@ -114,7 +114,7 @@ class ServedCluster:
             worker = Worker(f"worker {number}", store, arithmetic, MemoryLoader(store), 1)
             self.engine.peers.add_worker(number, self._served(worker, "worker"), WAIT_S)
         if shadow is not None:
-            node = Shadow("shadow", shadow, manifest.fingerprint, manifest.dtype)
+            node = Shadow("shadow", shadow, manifest.model_digest, manifest.dtype)
             self.engine.peers.add_shadow(self._served(node, "shadow"), WAIT_S)
         self.main = MainNode(store, self.engine, torch.float32, None, device=device, drafts=drafts)
 

@@ -64,7 +64,7 @@ class TappedCluster:
         self.store = store
         manifest = store.manifest
         core = Core(model_shape(store), RoundRobin(2), Alignment(), 4096)
-        hello = w.Hello(w.PROTOCOL_VERSION, manifest.fingerprint, manifest.dtype, "main")
+        hello = w.Hello(w.PROTOCOL_VERSION, manifest.model_digest, manifest.dtype, "main")
         self.engine = Engine(core, hello, worker_wait_s=1.0)
         arithmetic = ExpertArithmetic(manifest.config, manifest.dtype)
         self.nodes: list[Node] = []
@@ -88,7 +88,7 @@ class TappedCluster:
         self.main.experts.compute = noted  # type: ignore[method-assign]
 
     def join_shadow(self, model: ShadowModel) -> Tap:
-        shadow = Shadow("shadow", model, self.store.manifest.fingerprint, self.store.manifest.dtype)
+        shadow = Shadow("shadow", model, self.store.manifest.model_digest, self.store.manifest.dtype)
         self.nodes.append(shadow)
         self.shadow_tap = Tap(shadow)
         self.engine.peers.add_shadow(self.shadow_tap.connect, WAIT_S)

@@ -135,7 +135,7 @@ class MainEnd:
 def hello(store: ExpertStore, **changes: Any) -> Hello:
     fields: dict[str, Any] = {
         "version": PROTOCOL_VERSION,
-        "fingerprint": store.manifest.fingerprint,
+        "fingerprint": store.manifest.model_digest,
         "dtype": store.manifest.dtype,
     }
     return Hello(**(fields | {"node": "main", "session": "one main node"} | changes))

@@ -121,7 +121,7 @@ def store(demo_store: Callable[[str], Any]) -> Any:
 
 @pytest.fixture
 def hello(store: Any) -> w.Hello:
-    return w.Hello(w.PROTOCOL_VERSION, store.manifest.fingerprint, store.manifest.dtype, "main")
+    return w.Hello(w.PROTOCOL_VERSION, store.manifest.model_digest, store.manifest.dtype, "main")
 
 
 @pytest.fixture

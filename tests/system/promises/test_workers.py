@@ -143,8 +143,6 @@ def test_workers_that_die_at_a_layer_and_are_started_again_end_the_request(nodes
     assert "of layer 1 failed 3 times: worker" in str(seen.error)
     assert time.monotonic() - began < 60.0
     assert dying.deaths <= 9 + len(nodes.workers)
-    for worker in nodes.workers:
-        worker.set("compute", None)
     nodes.check_same(answer(cluster))
 
 
