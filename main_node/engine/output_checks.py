@@ -143,7 +143,7 @@ class OutputChecks:
     def _note_gain(
         self, call: t.Compute, source: Source, hidden: torch.Tensor, weights: torch.Tensor, output: torch.Tensor
     ) -> None:
-        """Keep the row of each worker that grew most: if a request's logits are not finite, the arbiter looks at them."""
+        """Keep each worker's row that grew most: if a request's logits are not finite, the arbiter looks at those."""
         if (call.worker, call.slot) in self._smaller:
             return
         most, row = gains(output, hidden).nan_to_num(nan=0.0).max(0)  # NaN: a row of zeros of zeros

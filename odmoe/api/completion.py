@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 from odmoe.api.names import named_as_keywords
 from scheduler.closing import Closing
@@ -145,10 +145,10 @@ class Stream(Closing, Iterator[Chunk]):
         """Raises StopIteration after the last one."""
         with named_as_keywords():
             text, step = next(self._answer)
-        assert step.token_id is not None  # a piece has a token
         if step.prompt_logprobs is not None:
             self._prompt_logprobs = [one and self._named(one) for one in step.prompt_logprobs]
-        return Chunk(text, step.token_id, self._named(step.logprobs) if step.logprobs else None)
+        token = cast(int, step.token_id)  # a piece has one
+        return Chunk(text, token, self._named(step.logprobs) if step.logprobs else None)
 
     def _named(self, of: TokenLogprobs) -> Logprob:
         """With the tokens' texts."""

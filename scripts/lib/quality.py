@@ -95,6 +95,7 @@ class Forced:
         self.ignored: list[str] = []
         self.seed = None
         self.ends: frozenset[int] = frozenset()
+        self.last_tokens = self.ends
         self.complete_at: int | None = None
         self.logits: list[torch.Tensor] = []
         self._text = text

@@ -35,16 +35,20 @@ def weights(model: Path) -> Path:
 
 
 BROKEN: dict[str, tuple[Callable[[Path], object], str, list[str]]] = {
-    "truncated": (lambda m: cut(weights(m)), "CorruptCheckpointError", ["model.safetensors", "bytes", "fetch it"]),
-    "a bit": (lambda m: flip(weights(m)), "CorruptCheckpointError", ["model.safetensors", "SHA-256", "fetch it"]),
-    "empty file": (lambda m: weights(m).write_bytes(b""), "CorruptCheckpointError", ["model.safetensors", "fetch it"]),
+    "truncated": (lambda m: cut(weights(m)), "CorruptCheckpointError", ["model.safetensors", "bytes", "whole copy"]),
+    "a bit": (lambda m: flip(weights(m)), "CorruptCheckpointError", ["model.safetensors", "SHA-256", "whole copy"]),
+    "empty file": (
+        lambda m: weights(m).write_bytes(b""),
+        "CorruptCheckpointError",
+        ["model.safetensors", "whole copy"],
+    ),
     "no weights": (lambda m: weights(m).unlink(), "MissingShardError", ["model.safetensors"]),
     "no config": (lambda m: (m / "config.json").unlink(), "MissingShardError", ["has no config.json"]),
-    "cut config": (lambda m: cut_text(m / "config.json"), "CorruptCheckpointError", ["config.json", "fetch it"]),
+    "cut config": (lambda m: cut_text(m / "config.json"), "CorruptCheckpointError", ["config.json", "whole copy"]),
     "published tokenizer": (
         lambda m: cut_text(m / "tokenizer.json"),
         "CorruptCheckpointError",
-        ["tokenizer.json", "SHA-256", "fetch it"],
+        ["tokenizer.json", "SHA-256", "whole copy"],
     ),
     "no tokenizer": (
         lambda m: (unpublish(m), (m / "tokenizer.json").unlink()),
@@ -83,7 +87,7 @@ def test_a_missing_shard(cli: CommandLine, tiny: Path, tmp_path: Path) -> None:
     lost = weights(model)
     lost.unlink()
     check_one_line(
-        cli("generate", "-m", str(model), "hello"), 1, "MissingShardError", [lost.name, "index.json", "fetch it"]
+        cli("generate", "-m", str(model), "hello"), 1, "MissingShardError", [lost.name, "index.json", "whole copy"]
     )
 
 

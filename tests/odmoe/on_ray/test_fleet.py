@@ -58,7 +58,9 @@ def ray(monkeypatch: pytest.MonkeyPatch) -> PretendedRay:
 @pytest.fixture
 def fleet(ray: PretendedRay) -> Fleet:
     """Of two workers that are known."""
-    engine: Any = SimpleNamespace(peers=SimpleNamespace(nodes=list), waiting=lambda: False)
+    engine: Any = SimpleNamespace(
+        peers=SimpleNamespace(nodes=list, wasted_s=lambda role, number: 0.0), waiting=lambda: False
+    )
     made = Fleet(engine, SETTINGS, "store", None)
     assert made.look() == [("worker", 0), ("worker", 1)]
     return made

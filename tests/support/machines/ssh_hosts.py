@@ -72,7 +72,8 @@ def write_cluster_file(folder: Path, addresses: tuple[str, ...], key: Path) -> C
     """Of the cluster `odmoe-test`: main node, shadow, and the rest workers."""
     main, shadow, *workers = addresses
     (folder / "cluster.yaml").write_text(
-        f"cluster_name: odmoe-test\nprovider:\n  type: external\n  module: odmoe.on_ray.provider.OnPremises\n  hosts:\n    main_node: {main}\n"
+        f"cluster_name: odmoe-test\nprovider:\n  type: external\n  module: odmoe.on_ray.provider.OnPremises\n"
+        f"  hosts:\n    main_node: {main}\n"
         f"    shadow_node: {shadow}\n    worker_node: [{', '.join(workers)}]\n"
         f"auth: {{ssh_user: {getpass.getuser()}, ssh_private_key: {key}}}\n"
     )

@@ -68,6 +68,7 @@ class ShadowClient:
 
     def hello(self, **changes: Any) -> None:
         fields: dict[str, Any] = {"version": PROTOCOL_VERSION, "fingerprint": "abc", "dtype": "float32", "node": "main"}
+        fields["session"] = "one main node"
         self.channel.send(Hello(**(fields | changes)))
 
     def of(self, kind: type) -> list[Any]:

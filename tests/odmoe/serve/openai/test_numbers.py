@@ -86,4 +86,4 @@ def test_every_number_is_tried() -> None:
         for name, field in kind.model_fields.items()
         if "int" in str(field.annotation) or "float" in str(field.annotation)
     }
-    assert found - {"prompt", "logit_bias", "top_logprobs", "max_completion_tokens"} == set(NUMBERS)
+    assert found - {"prompt", "logit_bias", "top_logprobs", "max_completion_tokens", "stop_token_ids"} == set(NUMBERS)
