@@ -156,7 +156,7 @@ def test_worlds_with_od_moes_choices_reach_every_branch_that_is_hard() -> None:
         "waited in a layer",
         "waited for nothing",
     }
-    assert set(runs) - {"closed between gates"} == often | rare | OF_STEPS | {"united by a departure"}
+    assert set(runs) - {"closed between gates", "suspects wait"} == often | rare | OF_STEPS | {"united by a departure"}
     assert {what: runs[what] for what in often if runs[what] < 10} == {}
     assert {what: runs[what] for what in rare if runs[what] < 2} == {}
 

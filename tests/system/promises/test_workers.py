@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from functools import partial
 from typing import Any
 
 import pytest
@@ -161,6 +162,7 @@ def test_workers_that_flap_faster_than_any_wait(nodes: Any, answer: Any) -> None
 def test_a_worker_that_never_answers_is_taken_back_later_each_time(nodes: Any, answer: Any) -> None:
     cluster = nodes.cluster()
     cluster.main.engine.peers.owed.answer_s = 2.0
+    nodes.later(partial(nodes.workers[1].process.join, 10))
     nodes.later(nodes.workers[1].kill)  # it sleeps for an hour
     nodes.workers[1].set("compute", "never answer")
     began = time.monotonic()
