@@ -242,7 +242,7 @@ def test_worlds_with_any_choices_reach_every_branch_that_is_hard() -> None:
         "routed": 20,
         "form int4": 15,
         "brings others": 40,
-        "late prediction": 60,
+        "late prediction": 50,
         "clear": 10,
         "put off": 60,
         "waited in a layer": 6,
