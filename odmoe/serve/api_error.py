@@ -107,5 +107,4 @@ def cause_of(error: Exception) -> str | None:
         return None
     if not isinstance(error, e.ODMoEError):
         return "".join(traceback.format_exception(error)).rstrip()
-    text = " ".join(str(error).split())
-    return f"{type(error).__name__}: {''.join(one if one.isprintable() else ascii(one)[1:-1] for one in text)}"
+    return f"{type(error).__name__}: {' '.join(str(error).split())}"  # an error of ours is escaped by itself
