@@ -43,7 +43,7 @@ def outcome(work: Callable[[], object], as_json: bool = False) -> int:
     about an error.
     """
     try:
-        code = work()
+        code = _unless_interrupted(work)
     except SystemExit as stop:  # typer's, when the reader of a pipe has gone; Ray's, where SIGTERM came
         code = 128 + signal.SIGTERM if stop.code == signal.SIGTERM else stop.code
     except (KeyboardInterrupt, typer.Abort):
@@ -71,6 +71,28 @@ def outcome(work: Callable[[], object], as_json: bool = False) -> int:
         if code == 128 + number:
             _say(word)
     return code if isinstance(code, int) else 0
+
+
+def _unless_interrupted(work: Callable[[], object]) -> object:
+    """An error that an interrupt has caused is the interrupt: torch's contexts, which it may leave half entered, raise
+    one of their own when they are left."""
+    try:
+        return work()
+    except Exception as error:
+        if _ended_by is not None and _follows_interrupt(error):
+            raise KeyboardInterrupt from error
+        raise
+
+
+def _follows_interrupt(error: BaseException) -> bool:
+    seen: set[int] = set()
+    at: BaseException | None = error
+    while at is not None and id(at) not in seen:
+        if isinstance(at, KeyboardInterrupt):
+            return True
+        seen.add(id(at))
+        at = at.__cause__ or at.__context__
+    return False
 
 
 def _hinted(message: str, error: Exception, command: str) -> str:

@@ -32,7 +32,7 @@ def run_stores(remove: str | None, output: Output) -> None:
     """List the stores of the cache, the one used last first; or remove one. Raises ConfigError, StoreWriteError."""
     folder = cache_dir() / "stores"
     there = folder.iterdir() if folder.is_dir() else ()
-    names = [path.name for path in there if path.is_dir() and not path.is_symlink() and path.name[0] != "."]
+    names = [path.name for path in there if path.is_dir() and not path.is_symlink() and _is_store(path.name)]
     if remove is not None:
         if remove not in names:
             near = nearest(remove, names) or "; odmoe stores lists them"
@@ -46,6 +46,11 @@ def run_stores(remove: str | None, output: Output) -> None:
         report = {"folder": str(folder), "stores": [asdict(one) for one in found]}
         line = _table(folder, found)
     print(json.dumps(report) if output.json else line)
+
+
+def _is_store(name: str) -> bool:
+    """Whole or unfinished: not the folder in which a store's small files are made again."""
+    return not name.startswith(".") or name.endswith(UNFINISHED)
 
 
 def _stored(path: Path) -> Stored:

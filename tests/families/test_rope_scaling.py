@@ -39,7 +39,9 @@ def test_the_shadow_follows_where_all_tokens_are_read_again(tmp_path: Path) -> N
     assert found == scaled.wanted[tuple(PROMPTS[0])]
     assert (report.exact, report.read_again, report.prefill_passes, lost) == (True, 1, 1, [])
     again = LIMIT - len(PROMPTS[0])
-    assert [number for number, recall in enumerate(report.recall_by_token) if recall is None] == [again]
+    unpredicted = {number for number, recall in enumerate(report.recall_by_token) if recall is None}
+    assert again in unpredicted
+    assert max(unpredicted) == again, "before it, what a slow shadow had still to predict; after it, nothing"
     assert report.recall_complete
     assert report.recall >= LEAST_RECALL
 

@@ -154,3 +154,31 @@ def test_ctrl_c_while_the_command_line_is_imported_is_no_traceback(tmp_path: Pat
     finally:
         process.kill()
     assert (process.returncode, out, err) == (130, "", "interrupted\n")
+
+
+HALF_ENTERED = """
+import os, signal, time
+import odmoe.cli.exit as ends
+from scheduler.errors import CheckpointError
+
+def build():
+    try:
+        try:
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(60)
+        finally:
+            raise RuntimeError("trying to pop from empty mode stack")
+    except Exception as error:
+        raise CheckpointError("config.json describes no model that can be built") from error
+
+ends.one_interrupt()
+raise SystemExit(ends.outcome(build))
+"""
+
+
+def test_an_error_that_an_interrupt_has_caused_is_the_interrupt() -> None:
+    """As torch raises it, if its context was left half entered while a model was built."""
+    process = subprocess.run(
+        [*WITH_CTRL_C, sys.executable, "-c", HALF_ENTERED], capture_output=True, text=True, cwd=ROOT
+    )
+    assert (process.returncode, process.stderr) == (143, "terminated\n")
