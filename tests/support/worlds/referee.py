@@ -66,7 +66,10 @@ class Referee(Listener):
         self._sealed: list[Attempt] = []
         self._put_off: list[t.Evict] = []
         self._failing: set[int] = set()
-        self._waiting: tuple[t.ExpertId, ...] = ()
+        self._left_waiting: set[t.ExpertId] = set()
+        self._waiting: set[t.ExpertId] = set()
+        """Experts that a demand has waited for without a worker, before the fact or after it: a suspect that waits uses
+        no copy of its expert."""
 
     # --- facts and commands -------------------------------------------------------------------------------------------
 
@@ -80,7 +83,9 @@ class Referee(Listener):
     def answered(self, commands: list[t.Command], core: Core) -> None:
         """These were given in answer to the last fact."""
         books, fresh = self.books, set[int]()
-        self._waiting = core.snapshot().waiting
+        waiting = set(core.snapshot().waiting)
+        self._waiting = self._left_waiting | waiting
+        self._left_waiting = waiting
         self._failing = failing = {c.request for c in commands if isinstance(c, t.Fail)}
         books.unite(failing)
         assert books.short or not books.unwarmed, f"nobody has asked what is to be there for {books.unwarmed}"
@@ -89,7 +94,7 @@ class Referee(Listener):
             assert failing == late, f"{failing} fail, and {late} have waited too long"
             books.seen["waited for nothing"] += not books.short
         if isinstance(self._event, t.WorkerJoined | t.WorkerLost) and not books.short:
-            others = set(self._waiting) - books.suspects
+            others = waiting - books.suspects
             assert not others, f"workers are there, and {others} wait for them"
         assert all(gate.united for gate in self.asked), "the gates of the step have not all fired"
         if isinstance(self._event, t.GateFired) and not books.united:
@@ -432,6 +437,7 @@ class Referee(Listener):
             if a.load.expert.layer == c.visit.layer
             and not a.loaded
             and a.load.expert.expert in awaited
+            and a.load.expert not in self._waiting
             and not any(copy.loaded for copy in self.books.slots.values() if copy.load.expert == a.load.expert)
         ]
         assert not under_way, f"{c} before {under_way} have ended"
