@@ -97,17 +97,21 @@ TABLES = {
             Column("TTFT", "ttft_s", ".2f"),
         ),
     ),
-    "prefill": Table("prefill-simulated", prefill.wide, "Time to first token, simulated"),
-    "prefill-disk": Table("prefill-disk", prefill.wide, "Time to first token, from this machine's disk"),
+    "prefill": Table(
+        "prefill-simulated", prefill.wide, "Time to first token, simulated, in seconds and over on-demand's"
+    ),
+    "prefill-disk": Table(
+        "prefill-disk", prefill.wide, "Time to first token, from this machine's disk, in seconds and over on-demand's"
+    ),
     "prefill-row-by-row": Table(
         "prefill-simulated-host-1ms",
         prefill.wide,
-        "Time to first token, simulated, with a host that takes each row by itself",
+        "The same simulated with a CPU that takes each row by itself",
     ),
     "prefill-disk-runs": Table(
         "prefill-disk-earlier prefill-disk",
         partial(compare_runs.beside, short="ttft", across="prompt_tokens", head="{} tokens"),
-        "Time to first token from the disk, in two runs",
+        "Time to first token from the disk over on-demand's, in two runs",
     ),
     "prediction": Table(" ".join(f"prediction-{name}" for name in MODELS), prediction_show.table),
     "routing": Table("routing", _whole_and_ends, "What gates choose"),
