@@ -17,7 +17,7 @@ SHELL := bash
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help env packages demo test test-system figures lint types stubs stubs-check lock clean python-check
+.PHONY: help env packages demo test test-system figures format lint types stubs stubs-check lock clean python-check
 
 PIP_FLAGS := --disable-pip-version-check --no-input --root-user-action=ignore
 
@@ -45,6 +45,10 @@ test-system: env  ## the tests that start clusters: Ray, ssh, ten hosts, kills (
 
 figures: env  ## draw the papers' figures again, into results/figures (QUICK=1: small ones, in half an hour)
 	@$(BIN)/python -m scripts.figures $(if $(QUICK),--quick)
+
+format: env  ## ruff: format the code, and fix what can be fixed
+	@$(BIN)/ruff check --fix .
+	@$(BIN)/ruff format .
 
 lint: env  ## ruff: rules and format
 	@$(BIN)/ruff check .

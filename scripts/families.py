@@ -53,8 +53,8 @@ PUBLISHED = {
 }
 """Formats of the publishers' own checkpoints, where one is quantised."""
 FULL_WIDTH = {"deepseek_v3": ("FP8",), "gpt_oss": ("MXFP4",), "qwen3_moe": ("plain",)}
-"""Formats of a family in which a random checkpoint of full width, with few layers, was sharded and answered:
-docs/measurements.md, "Published formats at full width"."""
+"""Formats of a family in which a random checkpoint of full width, with few layers, was sharded and answered by an
+earlier version. The script is last in commit babfef8."""
 _OF_FORMATS = ("test_published", "test_gguf")
 """Modules whose tests are of a format, not of a family."""
 READS = "test_tokens_and_logits_of_the_dequantised_model"

@@ -65,10 +65,7 @@ FIGURES = {
         "OD-MoE Table 2",
         whole="--prompts 1 --tokens 64 --outputs 64 --problems 4 --text-tokens 128",
     ),
-    "sweep_requests": Figure("sweep_requests", "beyond OD-MoE"),
-    "sweep_draft": Figure("sweep_draft", "beyond OD-MoE", quick="--tokens 32 --requests 1 8"),
     "prediction": Figure("prediction", "Fate Table 1, Fig 7; SMOE Fig 3; importance Fig 18", "--model models/many-moe"),
-    "shift": Figure("predictors.shift", "SMOE Fig 3, by kind of text", quick="--quick --models models/fine-moe"),
     "routing": Figure(
         "routing", "importance Figs 4, 11; SMOE Figs 5, 6; Fate Fig 8", quick="--quick --models models/many-moe"
     ),
@@ -177,7 +174,7 @@ def draw(name: str, quick: bool, folder: Path) -> Run:
 
 
 def put_into_docs(run: Run) -> list[Path]:
-    """Its data and its pictures, under the figure's name."""
+    """Its data, and those of its pictures that docs/ has, under the figure's name."""
     script, found = FIGURES[run.name].script, []
 
     def under(stem: str) -> str:
@@ -186,8 +183,10 @@ def put_into_docs(run: Run) -> list[Path]:
     for result in sorted(run.folder.glob("*.json")):
         found.append(publish.copy(result, under(result.stem)))
     for picture in sorted(run.folder.glob("*.png")):
-        found.append(ROOT / "docs" / f"{under(picture.stem)}.png")
-        shutil.copy(picture, found[-1])
+        place = ROOT / "docs" / f"{under(picture.stem)}.png"
+        if place.exists():
+            shutil.copy(picture, place)
+            found.append(place)
     return found
 
 

@@ -4,7 +4,8 @@
 .venv/bin/python -m scripts.publish                            # writes every table again
 
 A table stands in a page between `<!-- data: NAME -->` and `<!-- /data -->`; NAME is one of
-`scripts.doc_tables.tables.TABLES`. Below it stand the command, commit and date of its data.
+`scripts.doc_tables.tables.TABLES`. Below it stand the command, commit and date of its data. docs/data/README.md has the
+tables that no other page shows; it is written whole.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,13 +22,23 @@ from scripts.lib.flags import script_parser
 from scripts.lib.paths import ROOT
 
 DATA = ROOT / "docs" / "data"
+DATA_PAGE = DATA / "README.md"
 PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
 FACTS = ("command", "machine", "commit", "when")
 """What every file of data must have."""
+PREFIX = ".venv/bin/python -m "
+"""Of every command; pages say so once."""
 LOCAL = ("--out", "--python")
 """Flags with a path of one machine."""
 FRESH = "--fresh"
 """The flag that forgets what was measured before."""
+HEAD = """\
+# The data of the measurements
+
+Written by `.venv/bin/python -m scripts.publish`; do not edit. Each file here has the rows that a script measured, with
+its command, commit and machine; run a command with `.venv/bin/python -m`. [measurements.md](../measurements.md) shows
+the tables that other documents cite. This page has the others; [papers.md](../papers.md) says what follows from them.
+"""
 _TABLE = re.compile(r"(<!-- data: (\S+) -->\n).*?(<!-- /data -->)", re.S)
 
 
@@ -36,8 +48,8 @@ def load(name: str) -> dict[str, Any]:
     return found
 
 
-def drawn(name: str) -> str:
-    """The table of that name and where its data comes from."""
+def drawn(name: str, folder: str = "data/") -> str:
+    """The table of that name and where its data comes from. `folder`: of the data, from the page."""
     table = TABLES[name]
     found = [load(file) for file in table.files]
     if len(found) > 1:
@@ -48,11 +60,16 @@ def drawn(name: str) -> str:
         ]
     else:
         rows = found[0]["rows"]
-    sources = [
-        f"[`{facts['command']}`](data/{file}.json), {facts['when']}, commit {facts['commit']}, {_processor(facts)}"
-        for file, facts in zip(table.files, found, strict=True)
-    ]
-    return f"{table.draw(rows)}\n\n{'; '.join(sources)}\n"
+    return f"{table.draw(rows)}\n\n{'; '.join(_sources(table.files, found, folder))}\n"
+
+
+def _sources(files: list[str], found: list[dict[str, Any]], folder: str) -> Iterator[str]:
+    """The command, date, commit and processor of each file. A command is not repeated from one file to the next."""
+    before = None
+    for file, facts in zip(files, found, strict=True):
+        said = "again" if facts["command"] == before else f"`{facts['command'].removeprefix(PREFIX)}`"
+        before = facts["command"]
+        yield f"[{said}]({folder}{file}.json), {facts['when']}, commit {facts['commit']}, {_processor(facts)}"
 
 
 def _processor(facts: dict[str, Any]) -> str:
@@ -65,14 +82,28 @@ def written(page: str) -> str:
     return _TABLE.sub(lambda found: f"{found[1]}\n{drawn(found[2])}\n{found[3]}", page)
 
 
+def shown() -> list[str]:
+    """The tables of the pages that people write."""
+    return [found[2] for page in PAGES for found in _TABLE.finditer(page.read_text())]
+
+
+def data_page() -> str:
+    """The tables that no other page shows, each with its title."""
+    rest = [name for name in TABLES if name not in shown()]
+    return "\n".join([HEAD, *(f"## {TABLES[name].title}\n\n{drawn(name, folder='')}" for name in rest)])
+
+
 def write_tables() -> None:
     """Every table of every page again."""
     for page in PAGES:
-        before = page.read_text()
-        after = written(before)
-        if after != before:
-            page.write_text(after)
-            print(page.relative_to(ROOT))
+        _write(page, written(page.read_text()))
+    _write(DATA_PAGE, data_page())
+
+
+def _write(page: Path, text: str) -> None:
+    if not page.exists() or page.read_text() != text:
+        page.write_text(text)
+        print(page.relative_to(ROOT))
 
 
 def copy(result: Path, name: str) -> Path:

@@ -79,3 +79,35 @@ def test_the_walks_name_what_is_there() -> None:
         2,
         ["odmoe/text.py pull", str(ROOT / "odmoe/no.py"), "odmoe/no.py do"],
     )
+
+
+LINK = re.compile(r"\]\(([^()\s#]*)(?:#([^()\s]*))?\)")
+LINKED = [*DOCUMENTS, ROOT / "CONTRIBUTING.md", ROOT / "docs" / "data" / "README.md", ROOT / "scripts" / "README.md"]
+
+
+def anchors(text: str) -> set[str]:
+    """Of the headings, as GitHub makes them."""
+    titles = re.findall(r"^#+ (.*)$", text, re.M)
+    return {re.sub(r"[^\w\s-]", "", title.strip().lower()).replace(" ", "-") for title in titles}
+
+
+def broken_links(document: Path, text: str) -> list[str]:
+    """Relative links to a file or a heading that is not there."""
+    broken = []
+    for place, anchor in LINK.findall(text):
+        if "://" in place:
+            continue
+        target = (document.parent / place).resolve() if place else document
+        if not target.exists() or (anchor and target.suffix == ".md" and anchor not in anchors(target.read_text())):
+            broken.append(f"{place}#{anchor}")
+    return broken
+
+
+@pytest.mark.parametrize("document", LINKED, ids=lambda path: str(path.relative_to(ROOT)))
+def test_its_links_lead_somewhere(document: Path) -> None:
+    assert not broken_links(document, document.read_text())
+
+
+def test_a_link_that_leads_nowhere_is_found() -> None:
+    text = "[a](docs/no.md) [b](docs/lan.md#no) [c](docs/running.md#answers) [d](#e) [f](https://example.org/no)"
+    assert broken_links(ROOT / "README.md", text) == ["docs/no.md#", "docs/lan.md#no", "#e"]

@@ -1,4 +1,4 @@
-"""Tables of what parts of the engine cost: forms, starts, steps, several requests."""
+"""Tables of what parts of the engine cost: smaller forms, starts, steps, several requests."""
 
 from __future__ import annotations
 
@@ -19,12 +19,11 @@ def _forms(part: str, columns: forms.Columns) -> Draw:
 
 
 TABLES = {
-    "forms": Table("forms", _forms("uniform", forms.uniform_columns)),
-    "forms-search": Table("forms", _forms("search", forms.search_columns)),
-    "forms-making": Table("forms-making", down(forms.MAKING)),
-    "step-alone": Table(" ".join(ALONE), down(step.COLUMNS)),
-    "step-path": Table(" ".join(TRACED), across(step.PATH, _place)),
-    "start": Table("start", down(start.columns(start.TRANSFORMERS))),
+    "forms": Table("forms", _forms("uniform", forms.uniform_columns), "Experts in fewer bits"),
+    "forms-search": Table("forms", _forms("search", forms.search_columns), "Experts in int2, by popularity"),
+    "step-alone": Table(" ".join(ALONE), down(step.COLUMNS), "A small model beside Transformers"),
+    "step-path": Table(" ".join(TRACED), across(step.PATH, _place), "Where a decode step goes, ms of all layers"),
+    "start": Table("start", down(start.columns(start.TRANSFORMERS)), "How long a start takes"),
     "requests": Table("requests", down(requests.COLUMNS)),
 }
 """Name -> table."""

@@ -1,14 +1,14 @@
-"""Tables of what od-moe does on the paper's testbed: Table 2, requests at once, drafts, emulated against simulated."""
+"""Tables of what od-moe does on the paper's testbed: Table 2, drafts, emulated against simulated."""
 
 from __future__ import annotations
 
 from functools import partial
 
-from scripts.doc_tables.table import Rows, Table, down, named, pivot
-from scripts.lib.tables import Column, Row, markdown_down
+from scripts.doc_tables.table import Rows, Table, down, pivot
+from scripts.lib.tables import Column, markdown_down
 from scripts.measure import drafts
 from scripts.measure.agreement import __main__ as agreement
-from scripts.papers import quality_systems, sweep_draft, sweep_requests, table2_show
+from scripts.papers import quality_systems, table2_show
 
 
 def _drafts(rows: Rows) -> str:
@@ -16,26 +16,33 @@ def _drafts(rows: Rows) -> str:
     return markdown_down(drafts.COLUMNS, drafts.summary(rows))
 
 
-def _way(row: Row) -> str:
-    dense = "`--batch-dense`" if row["way"] == "batched" else "a forward each"
-    return f"{dense}, {row['slots']} slot{'s' * (row['slots'] > 1)}"
-
+TABLE2 = {
+    "emulated": "",
+    "native": "Table 2 at this machine's own speed",
+    "memory": "Table 2: device memory, MB",
+    "quality": "Table 2: quality of answers",
+}
+"""Part -> title."""
 
 TABLES = {
-    "agreement": Table("agreement-embedded-late agreement-embedded agreement-local", down(agreement.COLUMNS)),
-    "agreement-drafts": Table("agreement-embedded-drafts", down(agreement.DRAFTED)),
-    **{
-        f"table2-{part}": Table("table2", partial(table2_show.of_docs, part=part))
-        for part in ("emulated", "native", "memory", "quality")
-    },
-    "quality_systems": Table("quality_systems", down(quality_systems.COLUMNS)),
-    "sweep_requests": Table(
-        "sweep_requests", pivot(Column("tokens/s of all", _way), *named(sweep_requests.COLUMNS, "requests", "tokens/s"))
+    "agreement": Table(
+        "agreement-embedded-late agreement-embedded agreement-local",
+        down(agreement.COLUMNS),
+        "Emulated over simulated time, the paper's testbed",
     ),
+    "agreement-drafts": Table(
+        "agreement-embedded-drafts", down(agreement.DRAFTED), "Emulated over simulated time, with drafts"
+    ),
+    **{
+        f"table2-{part}": Table("table2", partial(table2_show.of_docs, part=part), title)
+        for part, title in TABLE2.items()
+    },
+    "quality_systems": Table("quality_systems", down(quality_systems.COLUMNS), "Answers by alpha and by smaller form"),
     "drafts": Table("drafts", _drafts),
     "drafts-runs": Table(
         "drafts drafts-run2 drafts-run3",
         pivot(Column("tokens/s", "case"), Column("run", "file"), Column("tokens/s", "tokens_per_s", ".2f")),
+        "Drafts in three runs",
     ),
     "drafts-auto": Table(
         "drafts-auto",
@@ -43,13 +50,6 @@ TABLES = {
             Column("tokens/s", "case"),
             Column("prompt", lambda row: f"prompt {row['turn'] + 1}"),
             Column("tokens/s", "tokens_per_s", ".2f"),
-        ),
-    ),
-    "sweep_draft": Table(
-        "sweep_draft-acceptance",
-        pivot(
-            Column("drafts that are right, requests", lambda row: f"{row['acceptance']:.0%}, {row['requests']}"),
-            *named(sweep_draft.OVER_REQUESTS, "drafts", "tokens/s"),
         ),
     ),
 }

@@ -10,12 +10,22 @@ from scripts.lib.tables import Column, Row, markdown_down
 from scripts.papers import ablation_systems, prediction_show, recall
 from scripts.papers.compare_systems import runs as compare_runs
 from scripts.papers.compare_systems import show as compare_show
-from scripts.papers.predictors import shift
 from scripts.papers.prefill import figures as prefill
 from scripts.papers.routing import __main__ as routing
 from scripts.simulated import fits
 
-BUDGETS = (10, 25, 50)
+SYSTEMS = {
+    "compare_systems-10": ("compare_systems", 10, "All systems from the disk, a tenth of the experts in memory"),
+    "compare_systems-25": ("compare_systems", 25, ""),
+    "compare_systems-50": ("compare_systems", 50, "All systems from the disk, half of the experts in memory"),
+    "compare_systems-flex": ("compare_systems-flex", 25, "SMOE and SMOE-Flex, answers of 128 tokens"),
+    "compare_systems-batch3": ("compare_systems-batch3", 25, "Three prompts at once, from the disk"),
+    "compare_systems-total-60": ("compare_systems-total", 60, "All nodes together hold 60 % of the model"),
+    "compare_systems-total-80": ("compare_systems-total", 80, "All nodes together hold 80 % of the model"),
+    "compare_systems-emulated": ("compare_systems-emulated", 25, ""),
+    "compare_systems-emulated-batch3": ("compare_systems-emulated-batch3", 25, "Three prompts at once, emulated"),
+}
+"""Name -> file of docs/data, budget in % of the experts, title."""
 SYSTEMS_RUNS = ("compare_systems", "compare_systems-run2", "compare_systems-run3", "compare_systems-run4")
 MODELS = ("many-moe", "fine-moe", "demo-moe", "deep-moe")
 STEPS = named(
@@ -87,41 +97,32 @@ TABLES = {
             Column("TTFT", "ttft_s", ".2f"),
         ),
     ),
-    "prefill": Table("prefill-simulated", prefill.wide),
-    "prefill-disk": Table("prefill-disk", prefill.wide),
-    "prefill-row-by-row": Table("prefill-simulated-host-1ms", prefill.wide),
-    "shift": Table("shift", down(shift.COLUMNS)),
-    "prediction": Table(" ".join(f"prediction-{name}" for name in MODELS), prediction_show.table),
-    "routing": Table("routing", _whole_and_ends),
-    **{
-        f"compare_systems-{budget}": Table("compare_systems", partial(compare_show.budget_table, budget=budget))
-        for budget in BUDGETS
-    },
-    **{
-        f"compare_systems-emulated{suffix}": Table(
-            f"compare_systems-emulated{suffix}", partial(compare_show.budget_table, budget=25)
-        )
-        for suffix in ("", "-batch3")
-    },
-    **{
-        f"compare_systems-total-{budget}": Table(
-            "compare_systems-total", partial(compare_show.budget_table, budget=budget)
-        )
-        for budget in (60, 80)
-    },
+    "prefill": Table(
+        "prefill-simulated", prefill.wide, "Time to first token, simulated, in seconds and over on-demand's"
+    ),
+    "prefill-disk": Table(
+        "prefill-disk", prefill.wide, "Time to first token, from this machine's disk, in seconds and over on-demand's"
+    ),
+    "prefill-row-by-row": Table(
+        "prefill-simulated-host-1ms",
+        prefill.wide,
+        "The same simulated with a CPU that takes each row by itself",
+    ),
     "prefill-disk-runs": Table(
         "prefill-disk-earlier prefill-disk",
         partial(compare_runs.beside, short="ttft", across="prompt_tokens", head="{} tokens"),
+        "Time to first token from the disk over on-demand's, in two runs",
     ),
+    "prediction": Table(" ".join(f"prediction-{name}" for name in MODELS), prediction_show.table),
+    "routing": Table("routing", _whole_and_ends, "What gates choose"),
     "compare_systems-runs": Table(" ".join(SYSTEMS_RUNS), partial(compare_runs.repeated, budget=25, runs=STATED_RUNS)),
-    "compare_systems-scattered": Table("compare_systems compare_systems-scattered", compare_runs.beside),
     **{
-        f"compare_systems-{of}": Table(f"compare_systems-{of}", partial(compare_show.budget_table, budget=25))
-        for of in ("flex", "batch3")
+        name: Table(data, partial(compare_show.budget_table, budget=budget), title)
+        for name, (data, budget, title) in SYSTEMS.items()
     },
     **{
-        f"ablation_{paper}{how}": Table(f"ablation_{paper}{how}", down(STEPS))
-        for how in ("", "-emulated")
+        f"ablation_{paper}{how}": Table(f"ablation_{paper}{how}", down(STEPS), f"Step by step: {paper}, {place}")
+        for how, place in (("", "from this machine's disk"), ("-emulated", "emulated beside a CPU"))
         for paper in ablation_systems.SERIES
     },
 }

@@ -19,6 +19,8 @@ class Table:
     """A file of docs/data, without `.json`; several with a space between."""
     draw: Draw
     """Each row of several files has `file`, and `of`, its model."""
+    title: str = ""
+    """Of its section in docs/data/README.md, if no other page shows the table."""
 
     @property
     def files(self) -> list[str]:
@@ -34,11 +36,6 @@ def named(columns: Sequence[Column], *names: str) -> list[Column]:
 def of_part(part: str, draw: Draw) -> Draw:
     """Only rows of that `part`."""
     return lambda rows: draw([row for row in rows if row["part"] == part])
-
-
-def with_key(key: str, draw: Draw) -> Draw:
-    """Only rows that have it."""
-    return lambda rows: draw([row for row in rows if key in row])
 
 
 def across(columns: Sequence[Column], head: Callable[[Row], str]) -> Draw:

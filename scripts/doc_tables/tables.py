@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from scripts.doc_tables import costs, engine, faults, od_moe, papers, peers, readme, service
+from scripts.doc_tables import costs, engine, faults, od_moe, papers, peers, readme
 
 TABLES = {
     **papers.TABLES,
@@ -11,7 +11,6 @@ TABLES = {
     **costs.TABLES,
     **peers.TABLES,
     **faults.TABLES,
-    **service.TABLES,
     **readme.TABLES,
 }
 """Name -> table."""

@@ -203,6 +203,6 @@ class Experiment:
         figure.savefig(path)
         return path
 
-    def written(self, pictures: Iterable[Path]) -> str:
+    def written(self, pictures: Iterable[Path] = ()) -> str:
         """The line that a script ends with."""
-        return f"written: {self.folder / self.name}.csv, .json; {', '.join(map(str, pictures))}"
+        return "; ".join([f"written: {self.folder / self.name}.csv, .json", *map(str, pictures)])

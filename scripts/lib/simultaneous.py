@@ -10,8 +10,6 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
-from odmoe.commands.comparison import Answer
-
 STARTED_S = 30.0
 
 
@@ -121,19 +119,3 @@ def ask_together(cluster: Any, prompts: list[list[int]], tokens: int) -> Answere
     )
     cpu_s = time.process_time() - max(seconds for _, seconds in (one.first for one in answers))
     return AnsweredTogether(answers, sum(loaded for loaded, _ in (one.first for one in answers)), cpu_s)
-
-
-def compared_together(cluster: Any, prompts: list[list[int]], tokens: int) -> list[tuple[Answer, Any]]:
-    """Each greedy answer with its logits, and its report. For an embedded cluster: logits stay on the main node."""
-    main = cluster.main
-    answers = [main.generate(prompt, tokens, ignore_eos=True) for prompt in prompts]
-    logits: dict[int, list[Any]] = {one.number: [] for one in answers}
-    main.on_logits = lambda number, values: logits[number].append(values)
-
-    def read(one: Any) -> Any:
-        *_, last = one
-        return last.report
-
-    with ThreadPoolExecutor(len(prompts)) as pool:
-        reports = list(pool.map(read, answers))
-    return [(Answer(list(r.token_ids), logits[a.number]), r) for a, r in zip(answers, reports, strict=True)]

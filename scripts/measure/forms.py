@@ -1,8 +1,7 @@
-"""What experts in fewer bits cost and spare (Fate section 4.5): bytes, answers, and the time to make them.
+"""What experts in fewer bits cost and save (Fate section 4.5): bytes and answers.
 
 .venv/bin/python -m scripts.measure.forms            # models/demo-moe, 8 windows of 256 tokens: some minutes
 .venv/bin/python -m scripts.measure.forms --quick    # 4 windows, fewer shares
-.venv/bin/python -m scripts.measure.forms --making   # only how fast forms are made and restored, of experts of 9.4 MB
 
 First every expert in one form: Transformers' own model with the weights of the store's forms, restored, in their place
 (int8: HQQ's, as a reference; no store has it). Then Fate's search: in each window, all of it one prefill, the least
@@ -15,32 +14,24 @@ with their solutions, half sonnets, which the model was not trained on.
 from __future__ import annotations
 
 import math
-import statistics
-import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import nullcontext
 from itertools import takewhile
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import torch
 from rich.console import Console
 from rich.progress import track
 
 from checkpoint import family
-from checkpoint.forms import FORMS, GROUP, Scratch, restore, restore_into
+from checkpoint.forms import FORMS, GROUP, restore
 from checkpoint.sharding.form_files import add_forms
 from checkpoint.store import ExpertStore
 from odmoe.clusters.process import prepare_libraries
-from odmoe.stores import cache_dir, prepare_store
+from odmoe.stores import prepare_store
 from odmoe.text import load_tokenizer
 from scheduler.policies.importance import shares
 from scheduler.policies.precision import Importance, Popular
-from scripts.checkpoints import make
-from scripts.checkpoints.models import MODELS
-from scripts.lib import making
 from scripts.lib.flags import script_parser
 from scripts.lib.paths import DEMO, ROOT
 from scripts.lib.provenance import header, save_rows
@@ -48,10 +39,6 @@ from scripts.lib.quality import held_out, losses, perplexity, windows
 from scripts.lib.tables import Column, text_table
 
 ALLOWED_LOSS = 0.01
-RESTORED = 10
-"""How often an expert is restored in a turn, by each way in each thread."""
-LARGE = {"layers": 1, "experts": 32, "vocabulary": 16384}
-"""Of the random checkpoint whose forms are made."""
 Weights = dict[int, list[dict[str, torch.Tensor]]]
 """Layer -> its experts' parameters."""
 Columns = Callable[[list[dict[str, Any]]], list[Column]]
@@ -167,37 +154,6 @@ class ByPopularity:
             hook.remove()
 
 
-def restoring(store: ExpertStore, form: str, turns: int) -> dict[str, float]:
-    """MB of full precision restored a second, with all of torch's threads: by the compiled routine and by torch, in the
-    process's first thread and then in another, in which a service computes. Medians of alternated turns."""
-    number, layer = next(iter(store.manifest.layers.items()))
-    group = store.manifest.form(form).group
-    held, scratch = store.manifest.form(form).layers[number], Scratch.of([layer], group)
-    full = {name: torch.empty_like(value) for name, value in layer.views(read(store, number, 0)).items()}
-    size, threads = sum(value.nbytes for value in full.values()) / 1e6, torch.get_num_threads()
-    rates: dict[str, list[float]] = {}
-
-    def timed(name: str, blob: dict[str, torch.Tensor]) -> None:
-        for _ in range(RESTORED):
-            began = time.perf_counter()
-            restore_into(full, blob, FORMS[form], scratch, threads)
-            rates.setdefault(name, []).append(size / (time.perf_counter() - began))
-
-    by_torch = mock.patch("checkpoint.forms.compiled_routine", return_value=None)
-
-    def alternated(thread: str) -> None:
-        for turn in range(turns):
-            blob = held.views(read(store, number, turn % len(layer.blobs), form))
-            for way, patch in (("compiled", nullcontext()), ("torch", by_torch)):
-                with patch:
-                    timed(f"{way}_{thread}_mb_per_s", blob)
-
-    alternated("first")  # while there are no threads of torch's but its own
-    with ThreadPoolExecutor(1) as another:
-        another.submit(alternated, "another").result()
-    return {name: statistics.median(found) for name, found in rates.items()}
-
-
 def uniform(store: ExpertStore, model: Model, forms: dict[str, Weights], text: list[list[int]]) -> list[dict[str, Any]]:
     """A row for each form that all experts are in."""
     rows = []
@@ -238,36 +194,6 @@ def search(
         yield row
 
 
-MAKING = (
-    Column("form", "form"),
-    Column("HQQ's Quantizer, MB/s", "hqq_mb_per_s", ".1f"),
-    Column("a core", "hqq_core_mb_per_s", ".1f"),
-    Column("ours, MB/s", "ours_mb_per_s", ".1f"),
-    Column("a core", "ours_core_mb_per_s", ".1f"),
-    Column("ours / HQQ's, a core", "ratio", ".1f"),
-    Column("same bytes", lambda row: "yes" if row["equal"] else "NO"),
-    Column("into files, MB/s", "files_mb_per_s", ".1f"),
-    Column("a core", "files_core_mb_per_s", ".1f"),
-    Column("restored, MB/s", "compiled_first_mb_per_s", ".0f"),
-    Column("by torch", "torch_first_mb_per_s", ".0f"),
-    Column("in another thread", "compiled_another_mb_per_s", ".0f"),
-    Column("by torch there", "torch_another_mb_per_s", ".0f"),
-)
-
-
-def show_making(store: ExpertStore, experts: int, turns: int) -> None:
-    """Time HQQ's Quantizer and ours in alternated turns, and restoring, and print all."""
-    first = next(iter(store.manifest.layers))
-    layer = store.manifest.layers[first]
-    found = list(making.rows(store, lambda expert: layer.views(read(store, first, expert)), experts, turns))
-    store = add_forms(store, tuple(FORMS))
-    found = [row | restoring(store, row["form"], turns) for row in found]
-    print(text_table(MAKING, found))
-    size = f"{store.manifest.blob_bytes:,} bytes an expert, {store.manifest.expert_bytes:,} in all"
-    print(f"MB of full precision, by the clock and by processor time; medians of {turns} alternated turns; {size}")
-    print(f"written to {save_rows('forms-making', found)}")
-
-
 def uniform_columns(rows: list[dict[str, Any]]) -> list[Column]:
     """Every expert in one form, beside full precision, the first row."""
     whole = rows[0]
@@ -294,28 +220,16 @@ def search_columns(rows: list[dict[str, Any]]) -> list[Column]:
 
 def main() -> None:
     parser = script_parser(__doc__)
-    parser.add_argument(
-        "--model", help=f"{DEMO.relative_to(ROOT)} unless said; --making: a random one of large experts"
-    )
+    parser.add_argument("--model", default=str(DEMO.relative_to(ROOT)), help="%(default)s unless said")
     parser.add_argument("--store", type=Path, help="its expert store, made and given its forms where it has none")
     parser.add_argument("--windows", type=int, help="8 unless said")
     parser.add_argument("--window", type=int, default=256, help="tokens in one prefill; %(default)s unless said")
-    parser.add_argument("--making", action="store_true", help="only how fast forms are made")
-    parser.add_argument("--turns", type=int, default=5, help="of --making; %(default)s unless said")
-    parser.add_argument("--experts", type=int, default=8, help="compared in a turn of it; %(default)s unless said")
     parser.add_argument("--quick", action="store_true", help="4 windows, six shares")
     args = parser.parse_args()
     prepare_libraries(1)
     header("Experts in fewer bits")
-    if args.model is None and args.making:
-        path = str(make.make(MODELS["qwen3-30b-a3b"], cache_dir() / "published", **LARGE))
-    else:
-        given = args.model or str(DEMO.relative_to(ROOT))
-        path = given if Path(given).exists() else str(ROOT / given)
+    path = args.model if Path(args.model).exists() else str(ROOT / args.model)
     store = prepare_store(path, str(args.store) if args.store else None, None)
-    if args.making:
-        show_making(store, args.experts, args.turns)
-        return
     store = add_forms(store, tuple(FORMS))
     count = args.windows or (4 if args.quick else 8)
     tokens = count * (args.window - 1) + 1

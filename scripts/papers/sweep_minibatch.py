@@ -1,13 +1,12 @@
 """Time to first token over the size of prefill's mini-batches: what `--mini-batch` should be, and what it brings.
 
     .venv/bin/python -m scripts.papers.sweep_minibatch                # a minute or two
-    .venv/bin/python -m scripts.papers.sweep_minibatch --check 6      # six cells in real time, too
 
 The real model reads prompts of each length once, so that the rows of each expert are real; the scheduler then runs on
 them with a profile's times, its loads, transfers and computations at once (`--prefill ahead`) and one after the other
 (`in-turn`). The best is the size that is least slower than each length's best, on the geometric mean of the lengths,
-with everything at once; "own" is what the scheduler chooses where nobody says. --check has some cells run on real,
-emulated clusters.
+with everything at once; "own" is what
+the scheduler chooses by itself.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from odmoe.settings.settings import Settings
 from scheduler.policies.system_config import SystemConfig
 from scheduler.timing.profile import Profile
 from scripts.lib import recorded_runs
-from scripts.lib.clusters import KeptCluster, answer, open_model
+from scripts.lib.clusters import KeptCluster, open_model
 from scripts.lib.experiment import Cell, Experiment, plural
 from scripts.lib.flags import common_flags, experiment_flags, parse_flags, positive
 from scripts.lib.ledger import digest, sources
@@ -43,7 +42,7 @@ Key = tuple[int, str, int]
 
 
 class Sweep:
-    """Computes any cell: `recorded`, `simulated` and `emulated`."""
+    """Computes any cell: `recorded` and `simulated`."""
 
     def __init__(self, args: Any, prompts: dict[int, list[list[int]]], profile: Profile, run: Any, kept: Any) -> None:
         self._args, self._prompts, self._profile, self._run, self._kept = args, prompts, profile, run, kept
@@ -59,11 +58,6 @@ class Sweep:
         cost = 0.1 + length / 64 / abs(size or NONE)
         return Cell(self.recorded(length).params | params | self._of, cost, ("scheduler",))
 
-    def emulated(self, key: Key) -> Cell:
-        length, way, size = key
-        params = {"how": "emulated", "prefill": way, "mini_batch": size}
-        return Cell(self.recorded(length).params | params | self._of, 8.0)
-
     def whole(self, params: dict[str, Any]) -> bool:
         """A recording may have been removed."""
         return params["how"] != "recorded" or self._path(params["length"]).is_file()
@@ -78,10 +72,6 @@ class Sweep:
         if params["how"] == "recorded":
             return recorded_runs.record(self._kept, base, prompts, 1, self._path(length))
         size = None if params["mini_batch"] == OWN else params["mini_batch"] or NONE
-        if params["how"] == "emulated":
-            changes = {"profile": params["profile"], "prefill": params["prefill"], "mini_batch": size}
-            cluster = self._kept.cluster(base.but(**changes), warm=prompts[0])
-            return {"ttft_s": [answer(cluster, prompt, 1).ttft_s for prompt in prompts]}
         system = SystemConfig("none", prefill=params["prefill"])
         found = recorded_runs.requests(self._path(length), prompts, 1)
         outcomes = [recorded_runs.simulated(self._profile, one, system=system, mini_batch=size) for one in found]
@@ -95,19 +85,11 @@ def worse(found: dict[Key, float], size: int) -> float:
     return math.prod(found[n, "ahead", size] / b for n, b in zip(lengths, best, strict=True)) ** (1 / len(lengths))
 
 
-def to_check(found: dict[Key, float], size: int, count: int) -> list[Key]:
-    """The proposed size at every length, none at every length; then the rest, evenly."""
-    lengths = sorted({length for length, _, _ in found}, reverse=True)
-    wanted = [(length, "ahead", one) for length in lengths for one in (OWN, size, 0)]
-    wanted += [(length, "in-turn", 0) for length in lengths]
-    return list(dict.fromkeys([*wanted, *found]))[:count]
-
-
 def named(size: int) -> str:
     return {0: "none", OWN: "own"}.get(size, str(size))
 
 
-def draw(run: Experiment, found: dict[Key, float], checks: list[dict[str, Any]], args: Any, size: int) -> Any:
+def draw(run: Experiment, found: dict[Key, float], args: Any, size: int) -> Any:
     figure, panels = canvas(max(7.0, 4.2 * len(args.lengths)), 4.2, 1, len(args.lengths))
     paper = PAPER.get(args.profile, {})
     at = range(len(SIZES))
@@ -120,10 +102,6 @@ def draw(run: Experiment, found: dict[Key, float], checks: list[dict[str, Any]],
                 panel.annotate(
                     f"{value:.2f}", (x, value), (0, 6), textcoords="offset points", ha="center", fontsize=8, color=DARK
                 )
-        of = [check for check in checks if check["length"] == length]
-        if of:
-            places = [SIZES.index(one["mini_batch"]) for one in of]
-            panel.plot(places, [one["emulated"] for one in of], color=DARK, ls="", marker="x", ms=7, label="emulated")
         if length in paper:
             panel.axhline(paper[length], color=DARK, ls=":", lw=1.1, label="the paper's (Table 2)")
         panel.set_xticks(at, [named(one) for one in SIZES])
@@ -144,7 +122,6 @@ def parse() -> Any:
     parser = experiment_flags(__doc__ or "", prompts=(3, 1), tokens=(1, 1))
     common_flags(parser, "profile")
     parser.add_argument("--lengths", nargs="+", type=positive, default=[16, 128, 512], help="of prompts, in tokens")
-    parser.add_argument("--check", type=int, default=0, metavar="N", help="run N cells emulated, too")
     args = parse_flags(parser)
     if args.tokens != 1:
         parser.error("--tokens is no choice here: time to first token is measured")
@@ -157,7 +134,7 @@ def main() -> int:
     store, tokenizer = open_model(args, "float32")
     profile = recorded_runs.fitted(args.profile, store)
     prompts = {n: prompts_of_length(tokenizer, args.prompts, n, args.seed) for n in args.lengths}
-    note = f"simulated: {args.profile}" + (f"; crosses emulated: {args.profile}" if args.check else "")
+    note = f"simulated: {args.profile}"
     depends = {"model": store.manifest.fingerprint}
     with Experiment("sweep_minibatch", args, VERSION, depends, note) as run, KeptCluster(store) as kept:
         sweep = Sweep(args, prompts, profile, run, kept)
@@ -166,9 +143,6 @@ def main() -> int:
         results = run.all([sweep.simulated(key) for key in keys], sweep.measure)
         found = {key: statistics.mean(one["ttft_s"]) for key, one in zip(keys, results, strict=True)}
         size = min(SIZES[:-1], key=lambda one: (round(worse(found, one), 4), one))
-        checked = to_check(found, size, args.check)
-        times = run.all([sweep.emulated(key) for key in checked], sweep.measure)
-        checks = [_check(key, one, found) for key, one in zip(checked, times, strict=True)]
         rows = [
             {
                 "profile": args.profile,
@@ -179,25 +153,13 @@ def main() -> int:
             }
             for length, way, size_ in keys
         ]
-        run.write(rows, best=named(size), worse={named(one): worse(found, one) for one in SIZES}, checks=checks)
-        report(found, args, size, checks)
-        print(run.written([draw(run, found, checks, args, size)]))
+        run.write(rows, best=named(size), worse={named(one): worse(found, one) for one in SIZES})
+        report(found, args, size)
+        print(run.written([draw(run, found, args, size)]))
     return 0
 
 
-def _check(key: Key, result: dict[str, Any], found: dict[Key, float]) -> dict[str, Any]:
-    emulated = statistics.mean(result["ttft_s"])
-    return {
-        "length": key[0],
-        "prefill": key[1],
-        "mini_batch": key[2],
-        "emulated": emulated,
-        "simulated": found[key],
-        "ratio": emulated / found[key],
-    }
-
-
-def report(found: dict[Key, float], args: Any, size: int, checks: list[dict[str, Any]]) -> None:
+def report(found: dict[Key, float], args: Any, size: int) -> None:
     """To standard output."""
     for way in WAYS:
         print(f"TTFT, s, {way} (simulated: {args.profile})")
@@ -208,9 +170,6 @@ def report(found: dict[Key, float], args: Any, size: int, checks: list[dict[str,
         f"best: --mini-batch {named(size)}, {worse(found, size):.3f} times each length's best; "
         f"the scheduler's own choice: {worse(found, OWN):.3f} times, none: {worse(found, 0):.3f} times"
     )
-    for one in checks:
-        said = f"{one['length']} tokens, {one['prefill']}, mini-batch {named(one['mini_batch'])}"
-        print(f"{said}: emulated {one['emulated']:.3f} s, simulated {one['simulated']:.3f}, ratio {one['ratio']:.3f}")
 
 
 if __name__ == "__main__":

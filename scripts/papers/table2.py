@@ -297,7 +297,7 @@ def main() -> None:
             rows += quality_rows(small, [(params, result) for _, params, result in done])
         run.write(rows, paper=show.paper_rows())
         print(show.tables(rows))
-        print(run.written([run.save(show.picture(rows))] if show.blocks(rows) else []))
+        print(run.written())
     sys.exit(any(row["same_tokens"] != row["tokens"] for row in rows if row["part"] == "quality"))
 
 

@@ -6,9 +6,6 @@ import statistics
 from collections.abc import Iterable
 from typing import Any
 
-from matplotlib.figure import Figure
-
-from scripts.lib.plots import AMBER, BLUE, DARK, PALE, PURPLE, canvas
 from scripts.lib.tables import Column, markdown, markdown_across
 
 AS_IT_IS, PRINTED = "as it is", "paper"
@@ -199,78 +196,3 @@ QUALITY = (
     Column("GSM8K final answers", lambda row: f"{row['final_answers']} of {row['problems']}"),
     Column("GSM8K answers with a number", lambda row: f"{row['numbers_found']} of {row['problems']}"),
 )
-
-
-# --- the picture ------------------------------------------------------------------------------------------------
-
-
-def picture(rows: list[dict[str, Any]]) -> Figure:
-    """A line of panels a block: decode tokens/s, TTFT and memory, a bar a column."""
-    found = blocks(rows)
-    tall = sum(0.34 * len(columns(some)) + 1.2 for some in found.values()) + 0.3
-    figure, panels = canvas(13, tall, len(found), 3, height_ratios=[len(columns(some)) + 2 for some in found.values()])
-    for n, (name, some) in enumerate(found.items()):
-        model = next(row["model"] for row in some if "model" in row)
-        title = f"this machine as it is ({model})" if name == AS_IT_IS else f"{name} ({model}) beside the paper's"
-        decode, ttft, memory = panels[3 * n : 3 * n + 3]
-        _decode(decode, some)
-        _ttft(ttft, some)
-        _memory(memory, some)
-        decode.set_title(title, fontsize=10.5, fontweight="bold", loc="left")
-    return figure
-
-
-def _colour(column: str) -> str:
-    if column.startswith("paper:"):
-        return PALE
-    return AMBER if column.startswith(("Transformers", "accelerate")) else BLUE
-
-
-def _lay_out(panel: Any, names: list[str], label: str, longest: float) -> None:
-    panel.set_yticks(range(len(names)), names, fontsize=8.5)
-    panel.invert_yaxis()
-    panel.set_xlim(0, longest * 1.17)
-    panel.set_xlabel(label, fontsize=9)
-    panel.tick_params(axis="x", labelsize=8)
-
-
-def _decode(panel: Any, rows: list[dict[str, Any]]) -> None:
-    names = columns(rows)
-    values = [mean(rows, name, "decode_tokens_per_s") or 0.0 for name in names]
-    panel.barh(range(len(names)), values, 0.68, color=[_colour(name) for name in names])
-    for y, value in enumerate(values):
-        panel.text(value, y, f" {value:.2f}" if value < 100 else f" {value:.0f}", va="center", fontsize=8)
-    _lay_out(panel, names, "decode, tokens/s: more is better", max(values))
-
-
-def _ttft(panel: Any, rows: list[dict[str, Any]]) -> None:
-    names, longest = columns(rows), 0.0
-    inputs = sorted({row["input"] for row in rows})
-    for n, given in enumerate(inputs):
-        high = 0.72 / len(inputs)
-        for y, name in enumerate(names):
-            value = mean(rows, name, "ttft_s", given)
-            if value is not None:
-                at = y - 0.36 + high * (n + 0.5)
-                panel.barh(at, 1000 * value, high * 0.92, color=_colour(name), alpha=1.0 if n else 0.55)
-                panel.text(1000 * value, at, f" {_number(value, 'ttft_s')} ({given} tokens)", va="center", fontsize=6.5)
-                longest = max(longest, 1000 * value)
-    _lay_out(panel, names, "time to first token, ms: less is better", longest * 1.2)
-
-
-def _memory(panel: Any, rows: list[dict[str, Any]]) -> None:
-    names = [name for name in columns(rows) if most(rows, name)]
-    colours = {"main": DARK, "shadow": PURPLE, "workers": BLUE}
-    longest = 0.0
-    for y, name in enumerate(names):
-        row = most(rows, name) or {}
-        left, scale = 0.0, 100 * row["of_whole"] / held(row["memory_bytes"])
-        for role, title in ROLES.items():
-            value = row["memory_bytes"][role]
-            width = scale * (sum(value) if isinstance(value, list) else value)
-            panel.barh(y, width, 0.68, left=left, color=colours[role], label=title if y == 0 else None)
-            left += width
-        panel.text(left, y, f" {left:.0f} %", va="center", fontsize=8)
-        longest = max(longest, left)
-    _lay_out(panel, names, "memory, % of the model: less is better", longest)
-    panel.legend(fontsize=7.5, frameon=False, loc="lower right")

@@ -16,24 +16,24 @@ import os
 import random
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from odmoe.stores import cache_dir
-from scripts.checkpoints import make
-from scripts.checkpoints.models import MODELS
 from scripts.lib.clusters import answer
 from scripts.lib.flags import positive, script_parser
 from scripts.lib.paths import DEMO, ROOT
 from scripts.lib.provenance import header, save_rows
 from scripts.lib.tables import Column, text_table
+from scripts.peers.checkpoints import SHAPES, make_checkpoint
 from scripts.processes.memory import AnonymousPeak, anonymous_bytes
 
 LIMIT_S = 900.0
 MOST = 1.1
 """Of the budget, held at the peak: allocators round up. Above it the exit code is 1."""
 DTYPE = "bfloat16"
-SIZES = {"layers": 3, "experts": 64, "vocabulary": 16384}
+SHAPE = replace(SHAPES["A"], name="resident", layers=3, heads=32)
 CASES: dict[str, dict[str, Any]] = {
     "on-demand, 40 %": {"system": "on-demand", "workers": 1, "memory": "40%"},
     "od-moe, nf4 shadow, 80 %": {"system": "od-moe", "workers": 4, "memory": "80%", "shadow": "nf4"},
@@ -103,7 +103,7 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true", help=f"the first {QUICK} cases")
     parser.add_argument("--case", choices=CASES, help="one, in this process")
     args = parser.parse_args()
-    model = str(make.make(MODELS["qwen3-30b-a3b"], cache_dir() / "published", **SIZES))
+    model = str(make_checkpoint(SHAPE, cache_dir() / "published"))
     if args.case:
         print(json.dumps(held(model, args.case, args.prompt_tokens, args.tokens)))
         return 0

@@ -15,14 +15,12 @@ import scripts
 from support.paths import ROOT
 
 NAMES = sorted(found.name for found in pkgutil.walk_packages(scripts.__path__, "scripts.") if not found.ispkg)
-ON_A_HOST = "scripts.testbed.stranger"
-"""Sent to a host of the testbed and run there: it has no flags, and no caller but ten_hosts."""
 
 
 def main_of(name: str) -> ModuleType | None:
     """The module, if it can be run."""
     module = importlib.import_module(name)
-    return module if hasattr(module, "main") and name != ON_A_HOST else None
+    return module if hasattr(module, "main") else None
 
 
 def test_the_folders_are_all_walked() -> None:

@@ -66,10 +66,12 @@ def test_data_and_pictures_have_the_figures_name(monkeypatch: pytest.MonkeyPatch
     out.mkdir()
     facts = {"machine": "m", "command": f"a --out {out} --shadow nf4", "commit": "1", "when": "now", "rows": []}
     (out / "sweep_alignment.json").write_text(json.dumps(facts))
-    (out / "sweep_alignment-live.png").write_bytes(b"x")
+    (out / "sweep_alignment.png").write_bytes(b"x")
+    (out / "sweep_alignment-other.png").write_bytes(b"x")
+    (tmp_path / "docs" / "sweep_alignment_nf4.png").write_bytes(b"y")
     run = figures.Run("sweep_alignment_nf4", "", 1.0, "", out)
     put = [path.relative_to(tmp_path).as_posix() for path in figures.put_into_docs(run)]
-    assert put == ["docs/data/sweep_alignment_nf4.json", "docs/sweep_alignment_nf4-live.png"]
+    assert put == ["docs/data/sweep_alignment_nf4.json", "docs/sweep_alignment_nf4.png"], "no picture that no page has"
     assert json.loads((tmp_path / put[0]).read_text())["command"] == "a --shadow nf4"
     (out / "sweep_alignment.json").rename(out / "compare_systems-emulated.json")
     put = figures.put_into_docs(figures.Run("compare_systems-emulated", "", 1.0, "", out))

@@ -55,7 +55,7 @@ COMMANDS = re.findall(r"`\.venv/bin/python -m (scripts[^`]+)`", TEXT)
 
 def test_every_command_is_complete() -> None:
     """That of a figure, which has all its flags, or of published data."""
-    published = {publish.load(path.stem)["command"] for path in publish.DATA.iterdir()}
+    published = {publish.load(path.stem)["command"] for path in publish.DATA.glob("*.json")}
     assert len(COMMANDS) > 20
     for command in COMMANDS:
         module, *names = command.split()
@@ -66,7 +66,7 @@ def test_every_command_is_complete() -> None:
             assert f".venv/bin/python -m {command}" in published, command
 
 
-@pytest.mark.parametrize("name", sorted(set(FIGURES) & {path.stem for path in publish.DATA.iterdir()}))
+@pytest.mark.parametrize("name", sorted(set(FIGURES) & {path.stem for path in publish.DATA.glob("*.json")}))
 def test_published_figures_were_measured_by_their_own_commands(name: str) -> None:
     figure = FIGURES[name]
     expected = f".venv/bin/python -m scripts.papers.{figure.script} {figure.flags} {figure.whole}"

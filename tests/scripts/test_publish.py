@@ -28,9 +28,25 @@ def test_every_table_is_that_of_its_data(page: Path) -> None:
 
 def test_every_table_stands_somewhere_and_all_data_is_used() -> None:
     named = [name for page in publish.PAGES for name in re.findall("<!-- data: (.+?) -->", page.read_text())]
-    assert sorted(named) == sorted(TABLES)
-    files = {path.stem for path in publish.DATA.iterdir()}
+    assert len(set(named)) == len(named)
+    assert set(named) <= set(TABLES)
+    assert all(table.title for name, table in TABLES.items() if name not in named), "the others are on the data's page"
+    files = {path.stem for path in publish.DATA.glob("*.json")}
     assert files == {file for table in TABLES.values() for file in table.files}
+
+
+def test_the_page_of_the_data_is_up_to_date() -> None:
+    assert publish.DATA_PAGE.read_text() == publish.data_page(), "run `.venv/bin/python -m scripts.publish`"
+
+
+def test_every_picture_is_on_a_page() -> None:
+    docs = publish.ROOT / "docs"
+    used = {name for page in publish.PAGES for name in re.findall(r"\]\((?:docs/)?([\w-]+\.png)\)", page.read_text())}
+    assert {path.name for path in docs.glob("*.png")} == used
+
+
+def test_the_page_of_measurements_is_short() -> None:
+    assert (publish.ROOT / "docs" / "measurements.md").stat().st_size <= 40_000
 
 
 def test_a_figure_that_is_not_that_of_the_data_is_found() -> None:

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import torch
 
-from scripts.faults.cluster import Seen
-from scripts.faults.nodes import Nodes as FaultyNodes
+from support.faults.cluster import Seen
+from support.faults.nodes import Nodes as FaultyNodes
 
 TOKENS = 40
 PROMPT = [5, 17, 80, 33, 2, 61]

@@ -2,26 +2,20 @@
 
     .venv/bin/python -m scripts.measure.agreement                          # embedded: all nodes in this process
     .venv/bin/python -m scripts.measure.agreement --cluster local          # a process a node
-    .venv/bin/python -m scripts.measure.agreement --cluster cluster.yaml   # ten hosts, brought up before by:
-
-    .venv/bin/odmoe up cluster.yaml -m models/deep-moe --dtype float32 --threads 1 --profile rtx3090-1gbe --record yes
-
     .venv/bin/python -m scripts.measure.agreement --requests 8             # eight prompts at once, in one step
     .venv/bin/python -m scripts.measure.agreement --requests 8 --draft auto --batch-dense --profile rtx3090-1gbe@4
 
 A warm-up, then prompts one at a time, recorded. The record is told to the simulator's scheduler once more (it must
 decide the same, in order), and its routes and predictions are simulated with the profile's times. A ratio is what was
 measured over what was simulated; the goal is 1.05 at most. TTFT is measured with prefill's work at once (`ahead`) and
-one after the other (`in-turn`), on a cluster each; machines of a file do the one with which they were brought up.
+one after the other (`in-turn`), on a cluster each.
 With --requests N, N prompts are asked at once, and the time of a decode token is that of a request among them.
 With --draft the shadow drafts: the simulator has the recorded drafts, right or wrong, and chooses its blocks itself.
 """
 
 from __future__ import annotations
 
-import json
 import statistics
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -36,7 +30,6 @@ from scripts.lib.clusters import KeptCluster, answer, open_model
 from scripts.lib.experiment import Cell, Experiment, plural
 from scripts.lib.flags import common_flags, experiment_flags, parse_flags, positive
 from scripts.lib.ledger import PACKAGES, sources
-from scripts.lib.plots import AMBER, BLUE, DARK, PALE, canvas
 from scripts.lib.prompts import prompts_of_length
 from scripts.lib.provenance import header
 from scripts.lib.recorded_runs import TOGETHER, compare, compare_together
@@ -49,7 +42,6 @@ PAPER_TOKENS_PER_S, PAPER_TTFT_S = 3.69, {16: 1.345, 128: 3.143}
 WAYS = ("ahead", "in-turn")
 BLOCKS = ("rows", "simulated_rows", "tokens_a_pass", "simulated_tokens_a_pass")
 """With drafts: of a pass that decodes."""
-ASKED_S = 1800.0
 
 
 def prompts_of(args: Any, tokenizer: Any, way: str) -> list[tuple[list[int], int]]:
@@ -77,85 +69,39 @@ def ask_together(kept: KeptCluster, settings: Settings, prompts: list[list[int]]
     return [(of[0], of[-1] - of[0]) for of in ends]
 
 
-def ask_hosts(args: Any, tokenizer: Any, prompts: list[tuple[list[int], int]], path: Path) -> list[Any]:
-    """As `ask_here`, of the machines of a file, as a user would. SystemExit with what `odmoe` said."""
-    found = []
-    for tokens in dict.fromkeys(tokens for _, tokens in prompts):
-        texts = path.with_suffix(f".{tokens}.txt")
-        of = [prompt for prompt, wanted in prompts if wanted == tokens]
-        texts.write_text("".join(json.dumps(_text(tokenizer, prompt)) + "\n" for prompt in of))
-        command = [
-            str(Path(sys.executable).parent / "odmoe"),
-            "generate",
-            "--cluster",
-            args.cluster,
-            "--json",
-            "--ignore-eos",
-            "--parallel",
-            "1",
-            "-n",
-            str(tokens),
-            "--prompts",
-            str(texts),
-            "--record",
-            str(path),
-        ]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=ASKED_S, check=False)
-        if done.returncode:
-            raise SystemExit(f"{' '.join(command)} gave {done.returncode}: {done.stderr.strip()[-2000:]}")
-        answers = [json.loads(line) for line in done.stdout.splitlines()]
-        found += [(one["ttft_s"], one["decode_s"] if one["new_tokens"] > 1 else None) for one in answers]
-    return found
-
-
-def _text(tokenizer: Any, prompt: list[int]) -> str:
-    text: str = tokenizer.decode(prompt, skip_special_tokens=True)
-    if tokenizer(text)["input_ids"] != prompt:
-        raise SystemExit(f"{text!r} is not {len(prompt)} tokens again; give another --seed")
-    return text
-
-
 class Measure:
-    """Computes any cell. `fingerprint`: of the model that is to answer."""
+    """Computes any cell."""
 
-    def __init__(self, args: Any, tokenizer: Any, fingerprint: str, run: Experiment, kept: KeptCluster) -> None:
+    def __init__(self, args: Any, tokenizer: Any, run: Experiment, kept: KeptCluster) -> None:
         self._args, self._tokenizer, self._run, self._kept = args, tokenizer, run, kept
-        self._fingerprint = fingerprint
 
     def __call__(self, params: dict[str, Any]) -> dict[str, Any]:
         path = Path(self._run.path(params, ".recording"))
-        prompts = prompts_of(self._args, self._tokenizer, params["prefill"] or "ahead")
-        if params["prefill"] is None:
-            times = ask_hosts(self._args, self._tokenizer, prompts, path)
+        prompts = prompts_of(self._args, self._tokenizer, params["prefill"])
+        settings = Settings(
+            model=self._args.model,
+            dtype="float32",
+            cluster=self._args.cluster,
+            profile=self._args.profile,
+            prefill=params["prefill"],
+            mini_batch=self._args.mini_batch,
+            record=str(path),
+            threads=1,
+            shadow=self._args.shadow,
+            parallel=max(8, self._args.requests),
+            batch_dense=self._args.batch_dense,
+            departure=params["departure"],
+            slots=params["slots"],
+            **({"draft": params["draft"]} if params["draft"] else {}),
+        )
+        if (count := params["requests"]) > 1:
+            together = [prompt for prompt, _ in prompts[: count + 1]]
+            settings = settings.but(parallel=count)
+            times = ask_together(self._kept, settings, together, params["tokens"], path)
         else:
-            settings = Settings(
-                model=self._args.model,
-                dtype="float32",
-                cluster=self._args.cluster,
-                profile=self._args.profile,
-                prefill=params["prefill"],
-                mini_batch=self._args.mini_batch,
-                record=str(path),
-                threads=1,
-                shadow=self._args.shadow,
-                parallel=max(8, self._args.requests),
-                batch_dense=self._args.batch_dense,
-                departure=params["departure"],
-                slots=params["slots"],
-                **({"draft": params["draft"]} if params["draft"] else {}),
-            )
-            if (count := params["requests"]) > 1:
-                together = [prompt for prompt, _ in prompts[: count + 1]]
-                settings = settings.but(parallel=count)
-                times = ask_together(self._kept, settings, together, params["tokens"], path)
-            else:
-                times = ask_here(self._kept, settings, prompts, path)
+            times = ask_here(self._kept, settings, prompts, path)
         recording = read_recording(path)
-        if recording.about["fingerprint"] != self._fingerprint:
-            raise SystemExit(f"{self._args.cluster} serves {recording.about['model']}, not {self._args.model}")
         profile = recording.about["profile"]
-        if profile is None:
-            raise SystemExit(f"the nodes of {self._args.cluster} keep no profile's times; bring them up with --profile")
         replayed = replay(recording)
         if params["requests"] > 1:
             known = params["tokens"], profile, params["batch_dense"], params["draft"]
@@ -208,12 +154,11 @@ def _row(what: str, measured: float, simulated: float, paper: float | None) -> d
 
 def described(rows: list[dict[str, Any]], results: list[dict[str, Any]], args: Any) -> list[dict[str, Any]]:
     """With what was asked, of which cluster, and whether the scheduler decided the same once more."""
-    hosts = args.cluster.endswith((".yaml", ".yml"))
     different = next((one["difference"] for one in results if one["difference"]), None)
     about = {
         "cluster": Path(args.cluster).stem,
-        "shadow": None if hosts else args.shadow,
-        "departure": None if hosts else args.departure,
+        "shadow": args.shadow,
+        "departure": args.departure,
         "profile": results[0]["profile"],
         "requests": args.requests,
         "draft": str(args.draft),
@@ -248,51 +193,14 @@ DRAFTED = (
 """With drafts."""
 
 
-def draw(run: Experiment, rows: list[dict[str, Any]], args: Any, profile: str) -> Any:
-    """Decode and TTFT beside each other, since one is seconds where the other is a fraction of one."""
-    parts = [of for of in ([r for r in rows if "decode" in r["what"]], [r for r in rows if "TTFT" in r["what"]]) if of]
-    shares = {"width_ratios": [len(of) + 0.4 for of in parts]}
-    figure, panels = canvas(9.2, 4.6, 1, len(parts), gridspec_kw=shares)
-    for panel, of in zip(panels, parts, strict=True):
-        _bars(panel, of, [f"emulated, {args.cluster}: {profile}", f"simulated: {profile}", "the paper's testbed"])
-        panel.set_ylabel("seconds a decode token" if "decode" in of[0]["what"] else "seconds to the first token")
-    title = "Emulated and simulated time of the same routes"
-    figure.legend(
-        *panels[-1].get_legend_handles_labels(),
-        loc="outside upper center",
-        ncols=3,
-        frameon=False,
-        fontsize=9,
-        title=title,
-        title_fontsize=11,
-    )
-    return run.save(figure)
-
-
-def _bars(panel: Any, rows: list[dict[str, Any]], labels: list[str]) -> None:
-    places = range(len(rows))
-    names = (("measured_s", BLUE, "white"), ("simulated_s", PALE, DARK))
-    for n, (name, colour, ink) in enumerate(names):
-        at, heights = [x + (n - 0.5) * 0.42 for x in places], [row[name] for row in rows]
-        panel.bar(at, heights, 0.40, color=colour, label=labels[n])
-        for x, height in zip(at, heights, strict=True):
-            panel.text(x, height / 2, f"{height:.3f}", ha="center", va="center", fontsize=8, color=ink)
-    paper = [(x, row["paper_s"]) for x, row in enumerate(rows) if row["paper_s"] is not None]
-    left, right = [x - 0.47 for x, _ in paper], [x + 0.47 for x, _ in paper]
-    panel.hlines([y for _, y in paper], left, right, color=AMBER, lw=2.5, label=labels[2])
-    ticks = [row["what"].split(", ", 1)[1] + f"\nratio {row['ratio']:.3f}" for row in rows]
-    panel.set_xticks(places, ticks, fontsize=8.5)
-    panel.set_ylim(0, panel.get_ylim()[1] * 1.06)
-
-
 def _draft(given: str) -> int | str:
     return AUTO if given == AUTO else int(given)
 
 
 def parse() -> Any:
     parser = experiment_flags(__doc__ or "", prompts=(4, 1), tokens=(64, 12))
-    parser.add_argument("--cluster", default="embedded", help="embedded, local, or a cluster file")
-    common_flags(parser, "profile", "shadow", "prompt-tokens")  # machines of a file have their own
+    parser.add_argument("--cluster", default="embedded", choices=("embedded", "local"), help="(%(default)s)")
+    common_flags(parser, "profile", "shadow", "prompt-tokens")
     parser.add_argument("--mini-batch", type=positive, default=None)
     parser.add_argument("--requests", type=positive, default=1, help="prompts asked at once (%(default)s)")
     parser.add_argument("--batch-dense", action="store_true", help="as odmoe generate has it")
@@ -300,8 +208,6 @@ def parse() -> Any:
     parser.add_argument("--slots", type=positive, default=1, help="of each worker (%(default)s)")
     parser.add_argument("--draft", type=_draft, default=0, help=f"{AUTO}, or drafts of a block (%(default)s)")
     args = parse_flags(parser)
-    if (args.requests > 1 or args.draft) and args.cluster.endswith((".yaml", ".yml")):
-        parser.error("--requests and --draft are measured on a cluster that this script starts: embedded or local")
     if args.requests > 1:
         args.prompts = args.requests
     return args
@@ -311,36 +217,33 @@ def main() -> int:
     args = parse()
     header(f"Emulated against simulated, {plural(args.prompts, 'prompt')}, answers of {args.tokens} tokens")
     store, tokenizer = open_model(args, "float32")
-    hosts = args.cluster.endswith((".yaml", ".yml"))
-    args.fresh |= hosts  # how they were brought up is not known before they answer
-    kind = Path(args.cluster).stem
     params = {
         "cluster": args.cluster,
-        "profile": None if hosts else args.profile,
+        "profile": args.profile,
         "prompts": args.prompts,
         "seed": args.seed,
         "tokens": args.tokens,
         "prompt_tokens": args.prompt_tokens,
-        "mini_batch": None if hosts else args.mini_batch,
-        "shadow": None if hosts else args.shadow,
-        "departure": None if hosts else args.departure,
-        "slots": None if hosts else args.slots,
+        "mini_batch": args.mini_batch,
+        "shadow": args.shadow,
+        "departure": args.departure,
+        "slots": args.slots,
         "requests": args.requests,
         "batch_dense": args.batch_dense,
         "draft": args.draft,
     }
-    ways = (None,) if hosts else WAYS if args.requests == 1 and not args.draft else WAYS[:1]
+    ways = WAYS if args.requests == 1 and not args.draft else WAYS[:1]
     wanted = [Cell({**params, "prefill": way}) for way in ways]
     depends = {"model": store.manifest.fingerprint, "sources": sources(*PACKAGES)}
-    note = f"emulated and simulated: {args.profile if not hosts else 'the profile that its nodes keep'}"
-    name = f"agreement-{kind}{f'-{args.requests}' * (args.requests > 1)}{'-drafts' * bool(args.draft)}"
+    note = f"emulated and simulated: {args.profile}"
+    name = f"agreement-{args.cluster}{f'-{args.requests}' * (args.requests > 1)}{'-drafts' * bool(args.draft)}"
     with (
         Experiment(name, args, VERSION, depends, note) as run,
         KeptCluster(store) as kept,
     ):
-        results = run.all(wanted, Measure(args, tokenizer, store.manifest.fingerprint, run, kept))
+        results = run.all(wanted, Measure(args, tokenizer, run, kept))
         rows = described(summary(results), results, args)
-        profile, answers = results[0]["profile"], [one for result in results for one in result["answers"]]
+        answers = [one for result in results for one in result["answers"]]
         run.write(rows, cells=results)
         print(text_table(DRAFTED if args.draft else COLUMNS, rows))
         if "worst_ratio" in rows[0]:
@@ -353,7 +256,7 @@ def main() -> int:
             print(f"replayed ({one['prefill']}): {one['events']} events, {one['commands']} commands: {said}")
         if missing := sum(one["unpredicted"] for one in answers):
             print(f"{missing} activated experts had no prediction when their answer was told: it did not come in time")
-        print(run.written([draw(run, rows, args, profile)]))
+        print(run.written())
     return int(any(one["difference"] for one in results))
 
 

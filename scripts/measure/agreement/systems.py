@@ -33,7 +33,6 @@ from scripts.lib.clusters import KeptCluster, answer, open_model
 from scripts.lib.experiment import Cell, Experiment, plural
 from scripts.lib.flags import common_flags, experiment_flags, parse_flags
 from scripts.lib.ledger import PACKAGES, sources
-from scripts.lib.plots import BLUE, DARK, canvas
 from scripts.lib.prompts import prompts_of_length
 from scripts.lib.provenance import header
 from scripts.lib.recorded_runs import compare_in_turn
@@ -134,23 +133,6 @@ def outside(rows: list[dict[str, Any]]) -> list[str]:
     ]
 
 
-def draw(run: Experiment, rows: list[dict[str, Any]]) -> Any:
-    rows = [row for row in rows if "ratio" in row]
-    figure, (panel,) = canvas(8.2, 0.6 + 0.34 * len(rows))
-    for place, row in enumerate(rows):
-        panel.plot(row["ratio"], place, "o", color=BLUE, label="decoding" if not place else None)
-        panel.plot(
-            row["ttft_ratio"], place, "s", color=DARK, fillstyle="none", label="first token" if not place else None
-        )
-    panel.axvspan(1 - GOAL, 1 + GOAL, color=BLUE, alpha=0.1, lw=0)
-    panel.axvline(1, color=DARK, lw=0.8)
-    panel.set_yticks(range(len(rows)), [row["system"] for row in rows], fontsize=9)
-    panel.invert_yaxis()
-    panel.set_xlabel("emulated over simulated time")
-    panel.legend(frameon=False, fontsize=9)
-    return run.save(figure)
-
-
 def parse() -> Any:
     parser = experiment_flags(__doc__ or "", prompts=(3, 1), tokens=(32, 8))
     parser.add_argument("--systems", nargs="+", default=list(SYSTEMS), choices=list(SYSTEMS), help="all unless said")
@@ -181,7 +163,7 @@ def main() -> int:
             if "refused" in row:
                 print(f"{row['system']}: not measured: {row['refused']}")
         print(f"not within {GOAL:.0%}: {', '.join(outside(rows)) or 'none'}")
-        print(run.written([draw(run, rows)]))
+        print(run.written())
     return int(any(row.get("replayed", "identical") != "identical" for row in rows))
 
 

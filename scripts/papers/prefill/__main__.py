@@ -3,10 +3,9 @@ system.
 
     .venv/bin/python -m scripts.papers.prefill                      # simulated: some minutes, most of them recording
     .venv/bin/python -m scripts.papers.prefill --host-row-ms 1      # by a processor that takes each row by itself
-    .venv/bin/python -m scripts.papers.prefill --how emulated --profile rtx3090-pcie3@10     # hours; an idle machine
     .venv/bin/python -m scripts.papers.prefill --how disk --quick   # this machine's own disk and processor
 
-One worker with room for --budgets % of the experts, and, simulated and emulated, a host place that computes experts.
+One worker with room for --budgets % of the experts, and, simulated, a host place that computes experts.
 Each system answers --history prompts, and then prompts of every length in turns, keeping what it keeps. Ratios are to
 on-demand, which loads ahead of its gates; "on-demand, in turn" is the papers' baseline, where nothing overlaps. Medians
 over prompts, ratios with an interval of 95 % (five prompts: 94 %).
@@ -15,8 +14,8 @@ Simulated: routes and foresight of these prompts are recorded once, natively; th
 profile's times. Predictors that expect nothing in prefill (those of smoe and importance) are left out, so that the
 history's answers prefetch nothing for them.
 
-Emulated and from the disk: prompt by prompt in a drawn order, from the disk with on-demand before and after each of the
-others; a * marks figures during which others used more than a tenth of a core.
+From the disk: prompt by prompt in a drawn order, with on-demand before and after each of the others. A * marks figures
+during which others used more than a tenth of a core.
 """
 
 from __future__ import annotations
@@ -35,13 +34,12 @@ from scripts.lib.flags import common_flags, positive
 from scripts.lib.ledger import digest, sources
 from scripts.lib.prompts import mixed_prompts, prompts_of_length
 from scripts.lib.provenance import header
-from scripts.lib.timing.slowdown import slowdown
 from scripts.papers.compare_systems.__main__ import between, pairs_of
 from scripts.papers.prefill import figures, simulated
 from scripts.papers.prefill.variants import QUICK, REFERENCE, VARIANTS, WITH_SHADOW, config_of, foresight_of
 
 VERSION = 1
-HOWS = ("simulated", "emulated", "disk")
+HOWS = ("simulated", "disk")
 LENGTHS, QUICK_LENGTHS = [16, 64, 128, 256, 512], [16, 64]
 
 
@@ -118,7 +116,7 @@ def _fixed(args: Any, name: str, length: int) -> dict[str, Any]:
     return {"model": Path(args.model).name, "how": how, "budget": args.budget, "system": name, "prompt_tokens": length}
 
 
-# --- emulated, and from the disk --------------------------------------------------------------------------------------
+# --- from the disk --------------------------------------------------------------------------------------
 
 
 class LengthBench(Bench):
@@ -144,13 +142,13 @@ def plan(bench: Bench, args: Any) -> list[Cell]:
         drawn = in_drawn_order(args.systems, args.seed, of["model"], n)
         wanted += [
             Cell({**of, **bench.variants[name], "prompt": n, "place": place, "system": name}, 3.0)
-            for place, name in enumerate(drawn if args.how == "emulated" else between(drawn))
+            for place, name in enumerate(between(drawn))
         ]
     return wanted
 
 
 def measured(bench: Bench, run: Experiment, args: Any) -> list[dict[str, Any]]:
-    """Rows of what was timed, in seconds of the profile where it is slowed down."""
+    """Rows of what was timed."""
 
     def measure(params: dict[str, Any]) -> dict[str, Any]:
         place = params["place"] if params["system"] == REFERENCE else 0
@@ -160,7 +158,6 @@ def measured(bench: Bench, run: Experiment, args: Any) -> list[dict[str, Any]]:
     found: dict[tuple[str, int], dict[int, dict[str, Any]]] = {}
     for cell, result in zip(wanted, run.all(wanted, measure), strict=True):
         found.setdefault((cell.params["system"], cell.params["prompt"]), {})[cell.params["place"]] = result
-    times = slowdown(args.profile) if args.how == "emulated" else 1
     made = []
     for name in args.systems:
         for at, length in enumerate(args.lengths):
@@ -168,8 +165,8 @@ def measured(bench: Bench, run: Experiment, args: Any) -> list[dict[str, Any]]:
             for n in range(at, args.prompts * len(args.lengths), len(args.lengths)):
                 far = 2 if name == REFERENCE else 1
                 for one, near in pairs_of(found[name, n], found.get((REFERENCE, n), {}), far):
-                    answers.append(one | {"ttft_s": one["ttft_s"] / times} if "ttft_s" in one else one)
-                    answers[-1] |= {"beside_cores": max(figures.show.others_cores({n: [(one, near)]}), default=0.0)}
+                    busy = max(figures.show.others_cores({n: [(one, near)]}), default=0.0)
+                    answers.append(one | {"beside_cores": busy})
                     ratios.append(figures.show.over("ttft_s", one, near) if "ttft_s" in one else None)
             made.append(figures.row_of(_fixed(args, name, length), answers, ratios))
     return made
@@ -213,8 +210,7 @@ def main() -> int:
         depends = {"model": store.manifest.fingerprint}
         with Experiment(name, args, VERSION, depends, note) as run, KeptCluster(store) as kept:
             return _tell(run, Simulation(args, run, kept, tokenizer).rows(), args)
-    extra = {"profile": args.profile} if args.how == "emulated" else {}
-    variants = {system: (VARIANTS | WITH_SHADOW)[system] | extra for system in args.systems}
+    variants = {system: (VARIANTS | WITH_SHADOW)[system] for system in args.systems}
     named = Namespace(**vars(args) | {"model": Path(args.model).name})
     with LengthBench(args, variants) as bench, Experiment(name, named, VERSION, {}, note) as run:
         return _tell(run, measured(bench, run, args), args)

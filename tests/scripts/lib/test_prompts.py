@@ -19,8 +19,8 @@ STRETCH = 40
 """Characters in a row that no text of either side shares with one of the other, blanks of any length being one."""
 DATA = ROOT / "scripts" / "data"
 SCRIPTS = sorted((ROOT / "scripts").rglob("*.py"))
-TRAINS = {"scripts/lib/prompts.py", "scripts/papers/predictors/shift.py"}
-"""Scripts that may import from where the training prompts are: for names of domains, and to train."""
+TRAINS = {"scripts/lib/prompts.py"}
+"""Scripts that may import from where the training prompts are: for names of domains."""
 
 
 def plain(text: str) -> str:

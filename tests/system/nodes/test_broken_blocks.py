@@ -16,7 +16,7 @@ import torch
 from main_node.answer import Answer
 from scheduler import types as t
 from scheduler.errors import RequestCancelledError
-from scripts.faults.nodes import Nodes
+from support.faults.nodes import Nodes
 from support.nodes.exact import WAIT_S, WHOLE, check_together
 from support.paths import DEMO
 from wire import messages as w

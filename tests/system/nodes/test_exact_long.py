@@ -26,7 +26,7 @@ def test_tokens_and_logits_bit_for_bit(name: str, dtype: str, embedded: Any, ref
 def test_requests_at_once_bit_for_bit(
     together: int, slots: int, shadow: str, embedded: Any, reference: Any, gsm8k: list[str]
 ) -> None:
-    """Tokens and logits of each request alone. `scripts.measure.exactness --requests 1 3 8` does it for 20 prompts."""
+    """Tokens and logits of each request alone."""
     cluster = embedded("bfloat16", shadow=shadow, slots=slots, **WHOLE)
     expected = [reference("bfloat16", number % len(gsm8k), TOKENS) for number in range(together)]
     check_together(cluster.main, expected)
@@ -38,7 +38,6 @@ def test_requests_at_once_bit_for_bit(
 def test_drafts_bit_for_bit(
     together: int, shadow: str, slots: int, draft: Any, embedded: Any, reference: Any, gsm8k: list[str]
 ) -> None:
-    """`scripts.measure.exactness --requests 1 3 8 --drafts 1 4 8 auto` does it for 20 prompts."""
     source = "prompt" if shadow == "none" else "shadow"
     cluster = embedded(shadow=shadow, slots=slots, draft=draft, draft_from=source, **WHOLE)
     expected = [reference("float32", number % len(gsm8k), TOKENS) for number in range(together)]

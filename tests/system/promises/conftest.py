@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from scripts.faults.cluster import Seen, ask
+from support.faults.cluster import Seen, ask
 from support.promises import PROMPT, TOKENS, Nodes, greedy
 
 

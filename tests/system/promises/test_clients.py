@@ -15,7 +15,7 @@ import pytest
 from odmoe.clusters.embedded import EmbeddedCluster
 from odmoe.settings.settings import Settings
 from odmoe.stores import prepare_store
-from scripts.faults.cluster import ask
+from support.faults.cluster import ask
 from support.promises import PROMPT, TOKENS
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(300)]

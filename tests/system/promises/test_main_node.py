@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from scripts.faults.main_process import MainProcess
+from support.faults.main_process import MainProcess
 
 pytestmark = pytest.mark.system
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from scripts.faults.processes import Supervisor
+from support.faults.processes import Supervisor
 from support.promises import BUSY_S
 
 pytestmark = pytest.mark.system

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from scripts.faults.outputs import Lie
+from support.faults.outputs import Lie
 from support.promises import BUSY_S
 
 pytestmark = pytest.mark.system

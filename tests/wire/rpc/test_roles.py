@@ -11,7 +11,7 @@ import pytest
 from main_node.engine.peer import PeerHandler
 from odmoe.machines.certs import ensure_certs
 from scheduler.errors import CertificateError, LinkError, OtherMainNodeError
-from scripts.faults.links import Relay
+from support.faults.links import Relay
 from support.nodes.streams import WAIT_S, EchoNode, Recorder
 from wire import sessions as sessions_module
 from wire.messages import PROTOCOL_VERSION, Echo, Failed, Hello, Load, Loaded, WorkerReady

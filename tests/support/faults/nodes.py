@@ -9,9 +9,9 @@ from typing import Any
 
 from odmoe.settings.settings import Settings
 from odmoe.stores import prepare_store
-from scripts.faults.cluster import GrpcCluster
-from scripts.faults.links import Relay
-from scripts.faults.processes import NodeProcess
+from support.faults.cluster import GrpcCluster
+from support.faults.links import Relay
+from support.faults.processes import NodeProcess
 
 WORKERS = 3
 FAULTS = {"worker": ("clock", "lie", "load", "compute", "slowness"), "shadow": ("clock", "predictions")}

@@ -18,8 +18,8 @@ from main_node.answer import Step
 from odmoe.clusters.process import prepare_libraries, prepare_process
 from odmoe.settings.settings import Settings
 from scheduler.errors import ODMoEError
-from scripts.faults.cluster import GrpcCluster
-from scripts.faults.processes import ForkedProcess
+from support.faults.cluster import GrpcCluster
+from support.faults.processes import ForkedProcess
 
 
 class MainProcess(ForkedProcess):

@@ -22,9 +22,9 @@ from odmoe.clusters.configuration import resources
 from odmoe.clusters.credentials import credentials
 from odmoe.clusters.process import prepare_libraries, prepare_process
 from odmoe.settings.settings import Settings
-from scripts.faults.outputs import LyingWorker
-from scripts.faults.parts import FaultyArithmetic, FaultyLoader
-from scripts.faults.shadows import RogueShadow
+from support.faults.outputs import LyingWorker
+from support.faults.parts import FaultyArithmetic, FaultyLoader
+from support.faults.shadows import RogueShadow
 from wire.base import Role
 from wire.rpc.server import GrpcServer
 
@@ -34,7 +34,7 @@ _TIME = time.time
 
 _CONTEXT = multiprocessing.get_context("forkserver")
 _CONTEXT.set_forkserver_preload(
-    ["scripts.faults.main_process", "shadow_node.node", "transformers.models.mixtral.modeling_mixtral"]
+    ["odmoe.clusters.nodes", "shadow_node.node", "wire.rpc.server", "transformers.models.mixtral.modeling_mixtral"]
 )
 
 

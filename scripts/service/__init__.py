@@ -1,1 +1,0 @@
-"""`odmoe serve` in a process of its own, and the clients that measure it."""
