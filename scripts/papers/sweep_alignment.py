@@ -4,13 +4,10 @@
     .venv/bin/python -m scripts.papers.sweep_alignment --quick        # a minute: periods 1, 4, 16
     .venv/bin/python -m scripts.papers.sweep_alignment --check 3      # three cells a profile in real time, too
     .venv/bin/python -m scripts.papers.sweep_alignment --profiles my.yaml
-    .venv/bin/python -m scripts.papers.sweep_alignment --live 4       # and --align auto in real time, after four rounds
 
 The real model answers once for each pair of periods (what its shadow predicts is decided by them, not by time), and
 the scheduler runs on its routes and predictions with each profile's times. --check has the cells of the optimum, of
-the longest periods and of some between them run on real, emulated clusters. --live has such a cluster choose its
-periods by itself: it answers all prompts so many times, then once more, which is compared with the optimum of the sweep
-on another cluster.
+the longest periods and of some between them run on real, emulated clusters.
 """
 
 from __future__ import annotations
@@ -23,7 +20,7 @@ from typing import Any
 from matplotlib.patches import Rectangle
 
 from odmoe.settings.settings import Settings
-from scheduler.alignment import AUTO, FIXED, LATE, Alignment
+from scheduler.alignment import LATE, Alignment
 from scheduler.policies.system_config import SystemConfig
 from scheduler.timing.profile import Profile
 from scripts.lib import recorded_runs
@@ -75,14 +72,6 @@ class Sweep:
         params = {"how": "emulated", "token": pair[0], "kv": pair[1], "tokens": self._args.tokens, **of}
         return Cell(params, self._args.tokens / 3.0)
 
-    def live(self, name: str, pair: Pair | None) -> Cell:
-        """The last of several rounds over all prompts: of periods that are chosen live, or of fixed ones."""
-        rounds = self._args.live if pair is None else 1
-        of = {"profile": name, "timings": digest(self._profiles[name]), "rounds": rounds, **self._sizes}
-        token, kv = pair or (1, 1)
-        params = {"how": "live" if pair is None else "kept", "token": token, "kv": kv, **of}
-        return Cell(params, (1 + rounds) * self._args.prompts * self._args.tokens / 3.0)
-
     def whole(self, params: dict[str, Any]) -> bool:
         """A recording may have been removed."""
         return bool(params["how"] != "recorded" or self._path((params["token"], params["kv"])).is_file())
@@ -102,19 +91,11 @@ class Sweep:
         )
         if params["how"] == "recorded":
             return recorded_runs.record(self._kept, settings, self._prompts, self._args.tokens, self._path(pair))
-        emulated = settings.but(profile=params["profile"], workers=self._profiles[params["profile"]].workers)
         if params["how"] == "emulated":
+            emulated = settings.but(profile=params["profile"], workers=self._profiles[params["profile"]].workers)
             cluster = self._kept.cluster(emulated, warm=self._prompts[0])
             report = answer(cluster, self._prompts[0], self._args.tokens)
             return {"tokens_per_s": [report.decode_tokens_per_s]}
-        if params["how"] in ("live", "kept"):
-            align = AUTO if params["how"] == "live" else FIXED
-            cluster = self._kept.cluster(emulated.but(align=align), warm=self._prompts[0])
-            for _ in range(params["rounds"]):
-                for prompt in self._prompts:
-                    answer(cluster, prompt, self._args.tokens)
-            reports = [answer(cluster, prompt, self._args.tokens) for prompt in self._prompts]
-            return {"tokens_per_s": [one.decode_tokens_per_s for one in reports], "periods": reports[-1].periods}
         found = recorded_runs.requests(self._path(pair), self._prompts, self._args.tokens)
         profile = self._profiles[params["profile"]]
         outcomes = [
@@ -181,7 +162,6 @@ def _frame(panel: Any, periods: tuple[int, ...], pair: Pair) -> None:
 def parse() -> Any:
     parser = experiment_flags(__doc__ or "", prompts=(3, 1), tokens=(96, 16))
     parser.add_argument("--profiles", nargs="+", default=list(PAPER), help="names or files")
-    parser.add_argument("--live", type=int, default=0, metavar="N", help="compare --align auto after N rounds, too")
     common_flags(parser, "shadow", "prompt-tokens")
     parser.add_argument("--periods", nargs="+", type=positive)
     parser.add_argument("--check", type=int, default=0, metavar="N", help="run N cells of each profile emulated, too")
@@ -217,8 +197,7 @@ def main() -> int:
             for name in args.profiles
             for pair in to_check(found[name], args.check)
         ]
-        live = [_live(run, sweep, name, best(found[name])) for name in args.profiles if args.live]
-        run.write(rows, best={name: best(of) for name, of in found.items()}, checks=checks, live=live)
+        run.write(rows, best={name: best(of) for name, of in found.items()}, checks=checks)
         print(run.written([draw(run, found, args)]))
     return 0
 
@@ -251,16 +230,6 @@ def _check(run: Experiment, sweep: Sweep, name: str, pair: Pair, found: dict[str
         "simulated": simulated,
         "ratio": emulated / simulated,
     }
-
-
-def _live(run: Experiment, sweep: Sweep, name: str, pair: Pair) -> dict[str, Any]:
-    """Periods chosen live beside the sweep's best, both in real time."""
-    fixed, live = run.all([sweep.live(name, pair), sweep.live(name, None)], sweep.measure)
-    speeds = [statistics.harmonic_mean(one["tokens_per_s"]) for one in (fixed, live)]
-    ratio, periods = speeds[1] / speeds[0], tuple(live["periods"])
-    said = f"chosen live {periods}: {speeds[1]:.3f} tokens/s, the sweep's best {pair}: {speeds[0]:.3f}"
-    print(f"{name}, emulated: {said}, ratio {ratio:.3f}")
-    return {"profile": name, "periods": periods, "live": speeds[1], "best": pair, "fixed": speeds[0], "ratio": ratio}
 
 
 if __name__ == "__main__":
