@@ -142,8 +142,6 @@ class Report:
     `shadow` with its KV caches, `slots`, and `scratch` in which workers restore experts."""
     devices: dict[str, str | list[str]] = field(default_factory=dict)
     """By role, as in `memory_bytes`: what it computed on, `cpu` or an accelerator as torch names it, and its model."""
-    periods: tuple[int, int] | None = None
-    """Of the alignment of token and KV rows, as chosen live by now. None: they are those that were given."""
     one_kind: bool = True
     """Whether main node and workers computed on devices of one kind: on processors, or on accelerators of one model.
     Others round differently, so that the answer is not `exact`."""
@@ -272,7 +270,6 @@ def build_report(
         emulated=engine.pace.emulated,
         wire_bytes_per_token=_wire_bytes(engine, number, count - 1, times.carried),
         devices={"main": device, **engine.peers.roster.devices()},
-        periods=engine.core.live_periods,
         one_kind=one_kind,
         lost_s=times.lost_s if engine.pace.emulated else None,
     )

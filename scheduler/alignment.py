@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from scheduler.errors import ConfigError
-from scheduler.limits import MAX_PERIOD
 
 AT_ONCE, LATE = "at-once", "late"
 """Departures of the shadow. `LATE` waits for a due alignment, as the paper's does. `AT_ONCE` goes on from its own token
@@ -15,38 +14,25 @@ _AHEAD = {AT_ONCE: 1, LATE: 0}
 """Departure -> due alignments that a pass may be ahead of. A pass ahead of a second one would surely be run again."""
 
 
-FIXED, AUTO, KV_AUTO = "fixed", "auto", "kv-auto"
-"""Whether periods are chosen live, see `scheduler.periods.search`. `KV_AUTO`: that of the KV rows is; the token is
-aligned as often as is given."""
-
-
 @dataclass(frozen=True, slots=True)
 class Alignment:
     """Periods in decode passes, one for the token and one for the KV rows; 1: every pass, 0: never."""
 
     token_period: int = 1
     kv_period: int = 1
-    since: int = 0
-    """The decode pass from which both are counted."""
-    tuning: str = FIXED
-    """If not `FIXED`, the periods are the first ones."""
 
     def __post_init__(self) -> None:
         for name, value in (("--align-token", self.token_period), ("--align-kv", self.kv_period)):
             if value < 0:
                 raise ConfigError(f"{name} is {value}; allowed: 0 (never), 1 (every token), 2, 3, ...")
-            if self.tuning != FIXED and not 1 <= value <= MAX_PERIOD:
-                raise ConfigError(f"{name} is {value} with periods chosen live; begin at 1, 2, ... {MAX_PERIOD}")
-        if self.tuning not in (FIXED, AUTO, KV_AUTO):
-            raise ConfigError(f"tuning of periods is {self.tuning!r}; allowed: {FIXED}, {AUTO}, {KV_AUTO}")
 
     def token_due(self, step: int) -> bool:
         """Does decode pass `step` (0: the first) read the main model's token?"""
-        return self.token_period > 0 and (step - self.since) % self.token_period == 0
+        return self.token_period > 0 and step % self.token_period == 0
 
     def kv_due(self, step: int) -> bool:
         """Are the main model's KV rows brought over before decode pass `step`?"""
-        return self.kv_period > 0 and (step - self.since) % self.kv_period == 0
+        return self.kv_period > 0 and step % self.kv_period == 0
 
     @property
     def ever(self) -> bool:

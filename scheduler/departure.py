@@ -49,7 +49,6 @@ class Course:
         self.again = False
         """Pass `step` is a repetition, with the main model's KV rows."""
         self.alignment = alignment
-        """The periods in force."""
         self._departure = departure
         self._lookahead = lookahead
         self._passes = passes
@@ -96,16 +95,12 @@ class Course:
         stateful: bool = False,
         drafts: int = 0,
         first_other: int | None = None,
-        periods: tuple[int, ...] = (),
     ) -> Turn:
         """The alignment of pass `step` has come. `other_token`: the pass has read another token than the main model's.
         `rows`: there are KV rows. `stateful`: a pass in flight cannot take them over. `drafts`: see the attribute.
-        `first_other`: after a block, the first pass that has read another token, if that is not `step`. `periods`: new
-        ones, counted from `step`."""
+        `first_other`: after a block, the first pass that has read another token, if that is not `step`."""
         if step >= self.announced:
             self.announced, self.drafts = step, drafts
-            if periods:
-                self.alignment = Alignment(periods[0], periods[1], step)
         if first_other is None and other_token:
             first_other = step
         if first_other is not None and self.begun(first_other):

@@ -16,7 +16,5 @@ MAX_THREADS = 1 << 10
 """Threads of a node."""
 MAX_COUNT = 1 << 22
 """Tokens and rows."""
-MAX_PERIOD = 16
-"""Tokens between alignments that are chosen live: the paper's sweeps end there (OD-MoE Figs 9 and 10)."""
 MAX_CONTEXT = 1 << 30
 """Tokens of a context. The model's own limit is far below."""

@@ -399,8 +399,7 @@ class Follow:
 class Align:
     """Tell the shadow that decode pass `step` may start. If `token`, the main model's token is sent with it, and also
     the main model's KV rows of positions [kv_start, kv_stop), if there are any. `drafts`: see `TokenDecoded`. `before`:
-    after a block, the number of passes just before `step` whose tokens are sent, too. `periods`: of token and KV
-    rows, from this pass on, and counted from it; empty: they go on as they are."""
+    after a block, the number of passes just before `step` whose tokens are sent, too."""
 
     request: int
     step: int
@@ -409,7 +408,6 @@ class Align:
     kv_stop: int
     drafts: int = 0
     before: int = 0
-    periods: tuple[int, ...] = ()
 
 
 @_message

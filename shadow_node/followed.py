@@ -76,9 +76,7 @@ class Followed:
         rows = any(part.kv for part in self._parts.get(step, []))
         in_blocks = bool(course.drafts or message.drafts)
         other = self._told(message)
-        turn = course.aligned(
-            step, other is not None, rows, kv.states_held(self.cache), message.drafts, other, message.periods
-        )
+        turn = course.aligned(step, other is not None, rows, kv.states_held(self.cache), message.drafts, other)
         self.tokens.drafting |= message.drafts > 0
         if turn == Turn.BACK:
             self._go_back()

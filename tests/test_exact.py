@@ -15,8 +15,6 @@ import pytest
 import torch
 
 from main_node.answer import collect
-from scheduler.core.commands import Commands
-from scheduler.periods import search as period_search
 from support.nodes import two_threads
 from support.nodes.exact import SETTINGS, WHOLE, answers, check_bit_for_bit, check_split_prefill, mean_recall
 from support.paths import ROOT
@@ -148,27 +146,3 @@ def test_no_copy_of_an_expert_outside_the_slots(
     answers(cluster, prompt, 2)
     assert len(counts) > 16
     assert max(counts) == 0
-
-
-@pytest.mark.parametrize(
-    "settings", [{"departure": "late"}, {"departure": "at-once"}, {"draft": 4}], ids=["late", "at once", "drafts"]
-)
-def test_periods_that_change_all_the_time_change_no_answer(
-    settings: dict[str, Any], embedded: Any, reference: Any, monkeypatch: Any
-) -> None:
-    """Each comparison lasts a few tokens, and what is tried is always tried on."""
-    monkeypatch.setattr(period_search, "_TURN", 1)
-    monkeypatch.setattr(period_search, "_TURNS", (1, 1))
-    monkeypatch.setattr(period_search, "_GAIN", -1.0)
-    expected = reference("float32", 0, 48)
-    cluster = embedded(shadow="int8", align="auto", **settings)
-    told: list[tuple[int, ...]] = []
-    align = Commands.align
-    monkeypatch.setattr(Commands, "align", lambda self, one: (told.append(one.periods), align(self, one)))
-    report, logits = answers(cluster, expected.prompt, 48)
-    assert (report.token_ids, report.exact) == (expected.tokens, True)
-    assert all(map(torch.equal, logits, expected.logits))
-    assert report.periods is not None
-    changes = [periods for periods in told if periods]
-    assert len(set(changes)) >= 2
-    assert max(token for token, _ in changes) == 1 or "draft" not in settings

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-PROTOCOL_VERSION = 11
+PROTOCOL_VERSION = 12
 """Both ends of a stream must speak the same version."""
 
 MAX_MESSAGE_BYTES = 64 * 1024 * 1024
@@ -307,8 +307,6 @@ class Align:
     before: tuple[int, ...] = ()
     """After a block: the main model's tokens that the passes just before `step` read, as many as there are. Empty
     unless token alignment is due."""
-    periods: tuple[int, ...] = ()
-    """Those of token and KV alignment from this pass on, counted from it; empty: they go on."""
 
 
 @dataclass(frozen=True, slots=True)

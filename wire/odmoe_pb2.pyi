@@ -352,7 +352,7 @@ class OpenRequest(_message.Message):
     def __init__(self, request: _Optional[int] = ..., prompt: _Optional[_Iterable[int]] = ..., first_step: _Optional[int] = ..., max_new_tokens: _Optional[int] = ..., align_token: _Optional[int] = ..., align_kv: _Optional[int] = ..., lookahead: _Optional[int] = ..., late: _Optional[bool] = ...) -> None: ...
 
 class Align(_message.Message):
-    __slots__ = ("request", "step", "token", "kv_start", "kv", "more", "drafts", "before", "periods")
+    __slots__ = ("request", "step", "token", "kv_start", "kv", "more", "drafts", "before")
     REQUEST_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     TOKEN_FIELD_NUMBER: _ClassVar[int]
@@ -361,7 +361,6 @@ class Align(_message.Message):
     MORE_FIELD_NUMBER: _ClassVar[int]
     DRAFTS_FIELD_NUMBER: _ClassVar[int]
     BEFORE_FIELD_NUMBER: _ClassVar[int]
-    PERIODS_FIELD_NUMBER: _ClassVar[int]
     request: int
     step: int
     token: int
@@ -370,8 +369,7 @@ class Align(_message.Message):
     more: bool
     drafts: int
     before: _containers.RepeatedScalarFieldContainer[int]
-    periods: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, request: _Optional[int] = ..., step: _Optional[int] = ..., token: _Optional[int] = ..., kv_start: _Optional[int] = ..., kv: _Optional[_Iterable[_Union[Tensor, _Mapping]]] = ..., more: _Optional[bool] = ..., drafts: _Optional[int] = ..., before: _Optional[_Iterable[int]] = ..., periods: _Optional[_Iterable[int]] = ...) -> None: ...
+    def __init__(self, request: _Optional[int] = ..., step: _Optional[int] = ..., token: _Optional[int] = ..., kv_start: _Optional[int] = ..., kv: _Optional[_Iterable[_Union[Tensor, _Mapping]]] = ..., more: _Optional[bool] = ..., drafts: _Optional[int] = ..., before: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class CloseRequest(_message.Message):
     __slots__ = ("request",)

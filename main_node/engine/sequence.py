@@ -201,7 +201,6 @@ def _align_messages(
             number < len(begun),
             command.drafts,
             before,
-            command.periods,
         )
         for number, (at, ended) in enumerate(begun, 1)
     )

@@ -54,7 +54,6 @@ def about(settings: Settings, slots: int) -> dict[str, Any]:
         *CHOSEN,
         "align_token",
         "align_kv",
-        "align",
         "dtype",
         "loader",
     )

@@ -38,7 +38,6 @@ SETTINGS = (
     "group_size",
     "align_token",
     "align_kv",
-    "align",
     "mini_batch",
     "threads",
     "store",

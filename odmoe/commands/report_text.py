@@ -254,11 +254,6 @@ def _prediction(report: Report, served: Settings) -> list[Line]:
             f"{report.accepted:,} of {counted(report.drafted, 'drafted token')} were right",
             shown=report.drafted > 0,
         ),
-        Line(
-            "alignment",
-            "token every {}, KV rows every {} tokens (chosen live)".format(*report.periods or (0, 0)),
-            shown=report.periods is not None,
-        ),
     ]
 
 

@@ -56,7 +56,6 @@ SERVED = (
     "predictor_learning_rate",
     "align_token",
     "align_kv",
-    "align",
     "draft",
     "draft_from",
     "dtype",

@@ -54,7 +54,6 @@ class LoadKeywords(PolicyKeywords, total=False):
     shadow: str
     align_token: int
     align_kv: int
-    align: str
     draft: int | Literal["auto"]
     draft_from: str
     token_predictor: File | None

@@ -26,7 +26,7 @@ from odmoe.settings.units import (
     Slots,
     is_address,
 )
-from scheduler.alignment import AUTO, FIXED, KV_AUTO, Alignment
+from scheduler.alignment import Alignment
 from scheduler.errors import ConfigError
 from scheduler.limits import MAX_CONTEXT, MAX_THREADS, MAX_WORKERS, MAX_WORKERS_HERE
 from scheduler.policies.registry import inexact, needs_host, reads_scores
@@ -162,12 +162,6 @@ class Settings(SystemSettings):
     )
     align_kv: Count = setting(
         1, "0 (never), 1, 2, ...", "Align the shadow's KV cache every N tokens; 0: never", heading="Prediction", ge=0
-    )
-    align: str = one_of(
-        FIXED,
-        (FIXED, AUTO),
-        "auto: --align-token and --align-kv are chosen live, from those given on",
-        heading="Prediction",
     )
     draft: Drafts = setting(
         0,
@@ -354,7 +348,6 @@ class Settings(SystemSettings):
         self._check_memory(named)
         self._check_loader(named)
         self._check_drafts(named)
-        _ = self.alignment
         if self.system_prompt is not None and not self.chat:
             raise ConfigError(
                 f"{named('system_prompt')} is given without {named('chat')}; a system message is part of a chat"
@@ -477,9 +470,7 @@ class Settings(SystemSettings):
 
     @property
     def alignment(self) -> Alignment:
-        """Raises ConfigError for periods that `align` cannot begin with."""
-        live = KV_AUTO if self.drafts and self.draft_from == "shadow" else AUTO
-        return Alignment(self.align_token, self.align_kv, tuning=FIXED if self.align == FIXED else live)
+        return Alignment(self.align_token, self.align_kv)
 
     def but(self, **changes: Any) -> Settings:
         """A copy of these settings with `changes`, checked again. Settings that were not given stay not given."""

@@ -11,7 +11,6 @@ from typing import Any
 from odmoe.settings.settings import Settings
 from odmoe.settings.system_settings import check_read
 from odmoe.settings.table import flag
-from scheduler.alignment import FIXED
 from scheduler.errors import ConfigError
 from scheduler.policies.registry import CHOICES, is_read, keeps_all, readers
 from scheduler.unknown_names import nearest
@@ -42,7 +41,7 @@ FLAG = 3
 ONLY_LASTING = ("retry",)
 """Settings that apply only where nodes outlive the command. Of other clusters a flag is an error, and a variable or the
 file is ignored: many commands share it."""
-_ALIGNMENT = ("align_token", "align_kv", "align")
+_ALIGNMENT = ("align_token", "align_kv")
 _VARIABLES = [*map(variable, Settings.model_fields), PREFIX + "CONFIG", API_KEY]
 
 
@@ -66,7 +65,7 @@ def effective(flags: Mapping[str, Any], file: str | None = None, environ: Mappin
 def check_used(settings: Settings, given: Collection[str], named: Callable[[str], str]) -> None:
     """Raises ConfigError for a setting of `given` that the system does not read."""
     for name in _ALIGNMENT:
-        if name in given and _is_without_shadow(settings) and (value := getattr(settings, name)) not in (0, FIXED):
+        if name in given and _is_without_shadow(settings) and (value := getattr(settings, name)) != 0:
             raise ConfigError(
                 f"{named(name)} is {value} with shadow none; there is nothing to align: leave it out, or give a shadow"
             )

@@ -38,7 +38,6 @@ from scheduler.core.stats import RequestStats
 from scheduler.core.tempo import Tempo
 from scheduler.core.workers import WorkerTable
 from scheduler.errors import ConfigError
-from scheduler.periods.live import LivePeriods
 from scheduler.policies.precision import FULL
 from scheduler.policies.strategy import Strategy, od_moe
 
@@ -70,8 +69,7 @@ class Core:
         self._state = state = State(shape)
         self._commands = commands = Commands()
         self._workers = WorkerTable(state, grouping, strategy.residency)
-        self._periods = LivePeriods(alignment, lambda: self._workers.costs.load_s)
-        self._shadow = ShadowFollower(commands, alignment, self._periods)
+        self._shadow = ShadowFollower(commands, alignment)
         together = prefill == "in-turn"
         self._rows = RowDispatcher(state, commands, strategy.residency, strategy.precision, mini_batch, together)
         self._audits = AuditTable(state, commands, self._workers, strategy.precision)
@@ -131,13 +129,7 @@ class Core:
 
     @property
     def alignment(self) -> Alignment:
-        """As given. With periods that are chosen live, those to begin with."""
         return self._shadow.alignment
-
-    @property
-    def live_periods(self) -> tuple[int, int] | None:
-        """Of the alignment of token and KV rows: the best that were found so far. None: they are fixed."""
-        return self._periods.best
 
     @property
     def workers(self) -> list[int]:
@@ -202,7 +194,6 @@ class Core:
 
     def _worker_joined(self, event: t.WorkerJoined) -> None:
         missing = self.shortfall is not None
-        self._periods.disturbed()
         self._workers.joined(event)
         if missing and self.shortfall is None:
             self._passes.workers_back()
@@ -214,7 +205,6 @@ class Core:
             return
         suspects = lost.under_way()
         counted = [demand for demand in suspects if self._shows_fault(demand, lost)]
-        self._periods.disturbed()
         self._slots.worker_lost(lost)
         self._audits.worker_lost(event.worker)
         demands = sorted(lost.demands(), key=lambda demand: demand.urgency)
@@ -280,11 +270,9 @@ class Core:
         """Predictions of what came before are not waited for."""
         for request in self._state.requests.values():
             request.stats.orphan()
-        self._periods.shadow_changed(present=True)
         self._shadow.joined()
 
     def _shadow_lost(self, event: t.ShadowLost) -> None:
-        self._periods.shadow_changed(present=False)
         self._shadow.lost()
         if not self.strategy.predicts:
             for request in self._state.requests.values():
@@ -304,7 +292,6 @@ class Core:
             self._passes.warm_up(event.request, request)
         elif request.in_block:
             self._passes.cut_back(request, event.index)
-        self._periods.decoded(event.request, event.index)
         self._shadow.decoded(event.request, event.index, event.drafts, again)
 
     def _step_started(self, event: t.StepStarted) -> None:
@@ -313,7 +300,6 @@ class Core:
             self.strategy.predictor.paced(load_s, layer_s)
         self._tempo.begin()
         self._passes.begin(event.passes)
-        self._periods.begin(self._state.step.passes, self._state.requests, self._state.now)
 
     def _predicted(self, event: t.Predicted) -> None:
         request = self._state.requests.get(event.request)
@@ -354,7 +340,6 @@ class Core:
             return
         if demand.entry is not None and not demand.entry.loaded:
             self._slots.loaded(demand.entry)  # LoadEnded was lost, or is still on its way
-        self._periods.computed(self._state.now)
         self._passes.computed(demand)
 
     def _load_failed(self, event: t.LoadFailed) -> None:

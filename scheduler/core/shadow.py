@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from scheduler import types as t
 from scheduler.alignment import Alignment
 from scheduler.core.commands import Commands
-from scheduler.periods.live import LivePeriods
 
 
 @dataclass(slots=True)
@@ -21,19 +20,15 @@ class _Followed:
     """The last decode pass that it was told of."""
     drafts: int = 0
     """See `TokenDecoded`."""
-    alignment: Alignment = field(default_factory=Alignment)
-    """The periods in force."""
 
 
 class ShadowFollower:
     """Commands for the shadow; none while there is no shadow. One that joins late follows every open request."""
 
-    def __init__(self, commands: Commands, alignment: Alignment, live: LivePeriods) -> None:
+    def __init__(self, commands: Commands, alignment: Alignment) -> None:
         self.alignment = alignment
-        """As given."""
         self.present = False
         self._commands = commands
-        self._live = live
         self._requests: dict[int, _Followed] = {}
 
     def joined(self) -> None:
@@ -48,14 +43,13 @@ class ShadowFollower:
         """It reads all tokens before decode pass `step`, whatever it has read of the request before."""
         followed = self._requests[request]
         followed.kv_aligned, followed.aligned = 0, step - 1
-        followed.alignment = self.alignment
         self._commands.follow(request, step)
 
     def lost(self) -> None:
         self.present = False
 
     def opened(self, request: int, prompt_tokens: int) -> None:
-        self._requests[request] = _Followed(prompt_tokens, alignment=self.alignment)
+        self._requests[request] = _Followed(prompt_tokens)
         if self.present:
             self._commands.follow(request, 0)
 
@@ -76,22 +70,13 @@ class ShadowFollower:
 
     def _align(self, request: int, step: int) -> None:
         """Where KV rows are due: all that the shadow has not had, up to that pass. A block is aligned once: what was
-        due at any of its passes is due after it, and a token of all of them. With new periods everything is due."""
+        due at any of its passes is due after it, and a token of all of them."""
         followed = self._requests[request]
         passes = range(followed.aligned + 1, step + 1)
         followed.aligned = step
-        periods = self._changed(followed, step)
         start = stop = followed.prompt_tokens + step
-        if any(map(followed.alignment.kv_due, passes)):
+        if any(map(self.alignment.kv_due, passes)):
             start, followed.kv_aligned = followed.kv_aligned, stop
-        token = any(map(followed.alignment.token_due, passes))
+        token = any(map(self.alignment.token_due, passes))
         before = len(passes) - 1 if token else 0
-        self._commands.align(t.Align(request, step, token, start, stop, followed.drafts, before, periods))
-
-    def _changed(self, followed: _Followed, step: int) -> tuple[int, ...]:
-        """Periods that are others than before."""
-        periods, before = self._live.periods, followed.alignment
-        if periods is None or periods == (before.token_period, before.kv_period):
-            return ()
-        followed.alignment = Alignment(*periods, step)
-        return periods
+        self._commands.align(t.Align(request, step, token, start, stop, followed.drafts, before))

@@ -26,7 +26,7 @@ from scheduler.limits import MAX_COUNT, MAX_EXPERTS
 from scheduler.policies.precision import FORMS
 from scheduler.policies.system_config import CoreConfig, SystemConfig
 
-FORMAT, VERSION = "odmoe recording", 8
+FORMAT, VERSION = "odmoe recording", 9
 LIMIT_BYTES = 256 << 20
 """Largest recording. Beyond this size no more events are kept, and `Recorder.take` raises an error."""
 _MAX_ITEMS, _MAX_TEXT = 1 << 20, 1 << 16

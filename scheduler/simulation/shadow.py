@@ -135,7 +135,6 @@ class SimulatedShadow:
             rows,
             drafts=command.drafts,
             first_other=other,
-            periods=command.periods,
         )
         if (gave_up or turn == Turn.BACK) and followed.prefilled:
             followed.running = None

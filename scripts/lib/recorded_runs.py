@@ -13,7 +13,6 @@ from typing import Any
 
 from main_node.shape import model_shape
 from odmoe.settings.settings import Settings
-from scheduler.alignment import FIXED
 from scheduler.drafts.length import DraftLengths
 from scheduler.eventlog.recording import Recording, read_recording
 from scheduler.files import write_whole
@@ -149,11 +148,8 @@ def compare_together(
 
 
 def scenario_of(recording: Recording, profile: str, **fields: Any) -> Scenario:
-    """The recording's configuration and the model's shape, at a profile's times. SystemExit where its predictions are
-    not those of fixed periods of alignment."""
+    """The recording's configuration and the model's shape, at a profile's times."""
     made = recording.core_config
-    if made.alignment.tuning != FIXED:
-        raise SystemExit("the shadow's periods of alignment were chosen live; record a run with --align fixed")
     return Scenario(
         recorded_profile(find_profile(profile), recording),
         alignment=made.alignment,

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scheduler.alignment import AUTO, Alignment
+from scheduler.alignment import Alignment
 from scheduler.errors import ConfigError
 
 DUE = {0: [], 1: [0, 1, 2, 3, 4, 5, 6, 7, 8], 2: [0, 2, 4, 6, 8], 3: [0, 3, 6], 4: [0, 4, 8], 8: [0, 8], 16: [0]}
@@ -39,25 +37,3 @@ def test_the_first_pass_is_aligned_and_then_one_in_each_period(period: int, star
 def test_negative_periods_are_refused(token: int, kv: int, name: str) -> None:
     with pytest.raises(ConfigError, match=f"{name}; allowed: 0"):
         Alignment(token, kv)
-
-
-@given(st.integers(1, 16), st.integers(1, 16), st.integers(0, 50), st.integers(0, 50))
-def test_periods_count_from_where_they_begin(token: int, kv: int, since: int, step: int) -> None:
-    assert Alignment(token, kv, since).due(since + step) is Alignment(token, kv).due(step)
-
-
-@pytest.mark.parametrize(
-    ("changes", "words"),
-    [
-        (
-            {"token_period": 0},
-            "--align-token is 0 with periods chosen live; begin at 1, 2, ... 16",
-        ),
-        ({"kv_period": 17}, "--align-kv is 17 with periods chosen live; begin at 1, 2, ... 16"),
-        ({"tuning": "sometimes"}, "tuning of periods is 'sometimes'; allowed: fixed, auto, kv-auto"),
-    ],
-)
-def test_periods_that_no_search_begins_with_are_refused(changes: dict[str, Any], words: str) -> None:
-    with pytest.raises(ConfigError) as refused:
-        Alignment(**{"tuning": AUTO} | changes)
-    assert str(refused.value) == words

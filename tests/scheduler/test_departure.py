@@ -320,25 +320,3 @@ def test_a_pass_that_has_taken_rows_over_is_not_repeated_once_drafts_are_asked_f
     assert of.aligned(2, other_token=False, rows=True, drafts=2) == Turn.NONE
     assert of.ended() == Turn.NONE
     assert of.step == 2
-
-
-@pytest.mark.parametrize("departure", [AT_ONCE, LATE])
-def test_new_periods_count_from_the_pass_that_they_come_with(departure: str) -> None:
-    of = course(departure, Alignment(1, 1), lookahead=8)
-    of.aligned(0, other_token=False, rows=True)
-    run(of, 0)
-    of.aligned(1, other_token=False, rows=True, periods=(3, 3))
-    for step in (1, 2, 3):
-        run(of, step)
-    assert of.may_start() is (departure == AT_ONCE)  # pass 4 is the next that is due
-    of.aligned(2, other_token=False, rows=False)
-    of.aligned(3, other_token=False, rows=False)
-    of.aligned(4, other_token=False, rows=False)
-    run(of, 4)
-
-
-def test_an_alignment_that_is_late_itself_changes_no_periods() -> None:
-    of = course(alignment=Alignment(1, 1))
-    of.aligned(3, other_token=False, rows=False)
-    of.aligned(2, other_token=False, rows=False, periods=(4, 4))
-    assert of.alignment == Alignment(1, 1)

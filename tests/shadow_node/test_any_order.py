@@ -12,11 +12,7 @@ from support.shadows.arithmetic_shadow import LAYERS, VOCABULARY, Bench, Followe
 from wire.messages import CloseRequest, Prediction
 
 PASSES = 6
-
-
 periods = st.sampled_from([1, 0, 2, 3])
-changes = st.dictionaries(st.integers(1, PASSES - 1), st.tuples(*[st.sampled_from([1, 2, 3])] * 2), max_size=2)
-"""Pass -> the periods from then on, chosen live."""
 
 
 @st.composite
@@ -31,7 +27,6 @@ def answers(draw: st.DrawFn, number: int) -> dict[str, Any]:
         "token": draw(periods),
         "kv": draw(periods),
         "lookahead": draw(st.integers(0, 3)),
-        "changes": draw(changes),
     }
 
 

@@ -6,7 +6,7 @@ and experts that it has, rows that its experts take, tokens of its vocabulary, p
 
 from __future__ import annotations
 
-from scheduler.limits import MAX_EXPERTS, MAX_PERIOD
+from scheduler.limits import MAX_EXPERTS
 from scheduler.model_limits import ModelLimits
 from wire import messages as w
 from wire.bounds.kinds import (
@@ -177,7 +177,6 @@ def fields_of(limits: ModelLimits) -> dict[type, dict[str, Bound]]:
             "more": flag(),
             "drafts": step,
             "before": wholes(tokens - 1, min(context, MAX_BLOCK)),
-            "periods": wholes(MAX_PERIOD, 2),
         },
         w.CloseRequest: {"request": an_id},
         # shadow -> main node

@@ -11,7 +11,7 @@ from odmoe.settings.simulate_settings import SimulateSettings
 from odmoe.settings.system_settings import CHOSEN, check_read
 from odmoe.settings.table import flag
 from odmoe.settings.units import AUTO_SLOTS
-from scheduler.alignment import FIXED, Alignment
+from scheduler.alignment import Alignment
 from scheduler.errors import ConfigError
 from scheduler.eventlog.recording import Recording, read_recording
 from scheduler.policies.registry import caches, keeps_all, needs_host, remembers_routes, strategy_of
@@ -235,11 +235,6 @@ def _check_predictions(scenario: Scenario, recording: Recording, one: RecordedWo
     if scenario.system.predictor != "sep" or one.recall is not None or scenario.tokens == 1:
         return
     was, simulated = recording.core_config.alignment, scenario.alignment
-    if was.tuning != FIXED:
-        raise ConfigError(
-            f"the predictions in {file} are those of a shadow whose periods of alignment were chosen live; give "
-            "--recall to draw others"
-        )
     for label, before, now in (
         ("--align-token", was.token_period, simulated.token_period),
         ("--align-kv", was.kv_period, simulated.kv_period),

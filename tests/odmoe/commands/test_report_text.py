@@ -122,8 +122,6 @@ def test_predictions_that_came_late_and_never() -> None:
     assert "none" not in one(recall=0.75, recall_in_time=0.5)["predicted"]
     assert "drafts" not in found
     assert one(drafted=1, accepted=0)["drafts"] == "0 of 1 drafted token were right"
-    assert one(periods=(2, 4))["alignment"] == "token every 2, KV rows every 4 tokens (chosen live)"
-    assert "alignment" not in one()
     assert one(drafted=1200, accepted=1034)["drafts"] == "1,034 of 1,200 drafted tokens were right"
     lost = one(recall=None, recall_in_time=0.0, unpredicted=112, lost=["shadow"])
     assert "predicted" not in lost

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from scheduler.alignment import AUTO, Alignment
+from scheduler.alignment import Alignment
 from scheduler.build import make_core
 from scheduler.eventlog.recording import Recorder
 from scheduler.files import write_whole
@@ -294,15 +294,6 @@ def test_recorded_routes_on_another_system(cli: CommandLine, log: Path) -> None:
     assert answer.code == 2
     assert "--align-token is 1, and the predictions in" in answer.err
     assert "aligned every 2" in answer.err
-
-
-def test_recorded_routes_with_periods_that_were_chosen_live(cli: CommandLine, tmp_path: Path) -> None:
-    log = recorded(tmp_path / "live", replace(SCENARIO, alignment=Alignment(2, 1, tuning=AUTO)))
-    answer = cli("simulate", "--routes", str(log))
-    assert answer.code == 2
-    assert "a shadow whose periods of alignment were chosen live; give --recall to draw others" in answer.err
-    assert facts(cli, "--routes", str(log), "--recall", "1")["recall"] == 1.0
-    assert cli("simulate", "--replay", str(log)).code == 0
 
 
 def test_recorded_routes_on_fewer_workers(cli: CommandLine, log: Path) -> None:

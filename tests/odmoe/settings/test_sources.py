@@ -141,11 +141,6 @@ def test_texts_in_the_environment() -> None:
             {"shadow": "none", "align_kv": 2},
             "ODMOE_ALIGN_KV is 2 with shadow none; there is nothing to align: leave it out, or give a shadow",
         ),
-        (
-            {"shadow": "none", "align": "auto"},
-            "ODMOE_ALIGN is auto with shadow none; there is nothing to align: leave it out, or give a shadow",
-        ),
-        ({"system": "fate", "align": "auto"}, "ODMOE_ALIGN is auto, which --predictor cross-layer does not read; sep "),
         ({"device_memory": "200%"}, "ODMOE_DEVICE_MEMORY is '200%'; allowed: a share of all experts .above 0%, at"),
         ({"cluster": "auto", "device_memory": "20%"}, "ODMOE_DEVICE_MEMORY is given without --workers; all workers"),
     ],

@@ -358,7 +358,7 @@ def changed(rows: list[Any], where: tuple[Any, ...], value: Any) -> list[Any]:
     ("where", "value", "says"),
     [
         ((0, "format"), "odmoe trace", "its head is not that of a recording"),
-        ((0, "version"), 2, "has version 2, but this odmoe reads version 8; record the run again: odmoe generate"),
+        ((0, "version"), 2, "has version 2, but this odmoe reads version 9; record the run again: odmoe generate"),
         ((0, "about"), [], "does not describe the run"),
         ((0, "core", "group_size"), 0, "does not describe a valid scheduler .*group-size is 0"),
         ((0, "core", "system", "predictor"), "oracle", "does not describe a valid scheduler"),
@@ -391,7 +391,7 @@ OLD_HEAD = bytes.fromhex("84a6666f726d6174af6f646d6f65207265636f7264696e67a77665
 
 def test_a_recording_of_an_older_version_is_refused_by_name(tmp_path: Path) -> None:
     says = (
-        f"recording {tmp_path / 'log'} has version 2, but this odmoe reads version 8; record the run again: "
+        f"recording {tmp_path / 'log'} has version 2, but this odmoe reads version 9; record the run again: "
         "odmoe generate --record FILE"
     )
     with pytest.raises(ConfigError) as caught:
@@ -401,7 +401,7 @@ def test_a_recording_of_an_older_version_is_refused_by_name(tmp_path: Path) -> N
 
 def test_a_recording_holds_its_system_in_one_place(log: bytes) -> None:
     head = objects(log)[0]
-    assert (head["format"], head["version"]) == ("odmoe recording", 8)
+    assert (head["format"], head["version"]) == ("odmoe recording", 9)
     assert set(head["core"]) == {"shape", "group_size", "alignment", "mini_batch", "system"}
     assert SystemConfig(**head["core"]["system"]) == SystemConfig()
 

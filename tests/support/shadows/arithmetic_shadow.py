@@ -96,9 +96,6 @@ class Followed:
     def __init__(self, number: int, prompt: list[int], tokens: list[int], rows: list[int], **opened: Any) -> None:
         self.number, self.prompt, self.tokens, self.rows = number, prompt, tokens, rows
         self.token, self.kv = opened["token"], opened["kv"]
-        self._since = 0
-        self._changes: dict[int, tuple[int, int]] = opened.get("changes", {})
-        """Pass -> periods of token and KV rows from then on."""
         self._window, self._states = opened.get("window", 0), opened.get("states", False)
         self.message = OpenRequest(
             number, tuple(prompt), 0, len(tokens) + 1, self.token, self.kv, opened.get("lookahead", 2), opened["late"]
@@ -112,17 +109,14 @@ class Followed:
         block = range(self.told, self.told + passes)
         step, end = block[-1], len(self.prompt) + block[-1]
         self.told += passes
-        periods = self._changes.get(step, ())
-        if periods:
-            (self.token, self.kv), self._since, block = periods, step, range(step, step + 1)
-        due = self.token and any((one - self._since) % self.token == 0 for one in block)
+        due = self.token and any(one % self.token == 0 for one in block)
         token = self.tokens[step] if due else None
         before = tuple(self.tokens[one] for one in block[:-1]) if due else ()
         start, kv = end, []
-        if self.kv and any((one - self._since) % self.kv == 0 for one in block):
+        if self.kv and any(one % self.kv == 0 for one in block):
             start, self._aligned = self._aligned, end
             kv = self._kv(start, end)
-        return Align(self.number, step, token, start, tuple(kv), False, drafts, before, periods)
+        return Align(self.number, step, token, start, tuple(kv), False, drafts, before)
 
     def _kv(self, start: int, end: int) -> list[Tensor]:
         found = []

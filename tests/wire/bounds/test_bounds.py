@@ -135,9 +135,6 @@ REFUSED = {
     "spans of unequal parts": changed(w.TraceRecords, "labels", ()),
     "beyond the context": changed(w.OpenRequest, "max_new_tokens", 99),
     "more tokens than passes before": changed(w.Align, "before", (5, 6, 5, 6)),
-    "one period": changed(w.Align, "periods", (4,)),
-    "a period of no pass": changed(w.Align, "periods", (1, 0)),
-    "a period longer than the longest": changed(w.Align, "periods", (1, 17)),
     "no prompt before its first pass": changed(w.OpenRequest, "first_step", 3),
 }
 
