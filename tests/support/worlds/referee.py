@@ -83,9 +83,9 @@ class Referee(Listener):
     def answered(self, commands: list[t.Command], core: Core) -> None:
         """These were given in answer to the last fact."""
         books, fresh = self.books, set[int]()
-        waiting = set(core.snapshot().waiting)
-        self._waiting = self._left_waiting | waiting
-        self._left_waiting = waiting
+        without_worker = set(core.snapshot().waiting)
+        self._waiting = self._left_waiting | without_worker
+        self._left_waiting = without_worker
         self._failing = failing = {c.request for c in commands if isinstance(c, t.Fail)}
         books.unite(failing)
         assert books.short or not books.unwarmed, f"nobody has asked what is to be there for {books.unwarmed}"
@@ -94,7 +94,7 @@ class Referee(Listener):
             assert failing == late, f"{failing} fail, and {late} have waited too long"
             books.seen["waited for nothing"] += not books.short
         if isinstance(self._event, t.WorkerJoined | t.WorkerLost) and not books.short:
-            others = waiting - books.suspects
+            others = without_worker - books.suspects
             assert not others, f"workers are there, and {others} wait for them"
         assert all(gate.united for gate in self.asked), "the gates of the step have not all fired"
         if isinstance(self._event, t.GateFired) and not books.united:
