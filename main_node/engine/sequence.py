@@ -192,15 +192,6 @@ def _align_messages(
     parts = list(rows.parts(ALIGN_PART_BYTES)) or [(command.kv_stop, [])]
     begun = [(at, carrier.begin(tensors)) for at, tensors in parts]
     return (
-        w.Align(
-            command.request,
-            command.step,
-            token,
-            at,
-            ended(),
-            number < len(begun),
-            command.drafts,
-            before,
-        )
+        w.Align(command.request, command.step, token, at, ended(), number < len(begun), command.drafts, before)
         for number, (at, ended) in enumerate(begun, 1)
     )

@@ -129,13 +129,7 @@ class SimulatedShadow:
         other = self._first_other(followed, command)
         gave_up = followed.course.gives_up(command.step)
         rows = command.kv_start < command.kv_stop
-        turn = followed.course.aligned(
-            command.step,
-            other is not None,
-            rows,
-            drafts=command.drafts,
-            first_other=other,
-        )
+        turn = followed.course.aligned(command.step, other is not None, rows, drafts=command.drafts, first_other=other)
         if (gave_up or turn == Turn.BACK) and followed.prefilled:
             followed.running = None
         if turn == Turn.BACK and followed.own is not None:
