@@ -367,7 +367,8 @@ class _Session(ComputeSession):
                 worker.bytes_loaded += load.nbytes
         tenure.ended = worker.pace.end_load(tenure.cancelled, worker.share(tenure.expert, tenure.form))
         cancelled, seconds = tenure.cancelled.is_set(), tenure.ended - start
-        self.spans.add("given up" if cancelled else "load", tenure.label, start, tenure.ended)
+        if self.spans.on:
+            self.spans.add("given up" if cancelled else "load", tenure.label, start, tenure.ended)
         if cancelled:
             return None
         worker.checks.took(seconds, load)
@@ -493,5 +494,6 @@ class _Session(ComputeSession):
 
     def _free(self, tenure: _Tenure) -> None:
         now = self._worker.freed[tenure.slot] = self._worker.pace.now()
-        self.spans.add("evict", tenure.label, now, now)
+        if self.spans.on:
+            self.spans.add("evict", tenure.label, now, now)
         self._worker.slots.release(tenure.slot)

@@ -17,7 +17,7 @@ from scheduler.model_limits import ModelLimits
 from scheduler.types import ExpertId
 from wire.base import Channel
 from wire.checksums import tensor_checksum
-from wire.credit import RowBudget
+from wire.credit import QUEUE_BYTES, RowBudget
 from wire.machine import host_name
 from wire.messages import (
     PROTOCOL_VERSION,
@@ -61,7 +61,8 @@ class ComputeSession(Session):
             node.name, (manifest.model_digest, manifest.dtype), node.sessions, reply, node.pace.now, node.limits
         )
         self._node = node
-        self._rows = RowBudget()
+        self._rows = RowBudget() if self.peer else None
+        """None in one process: the rows that wait here are the main node's own."""
         self._outputs: list[Computed] = []
         self._waiting = threading.Lock()
 
@@ -87,12 +88,12 @@ class ComputeSession(Session):
             load_bytes_per_s=load_bytes_per_s,
             call_s=self._node.costs[0],
             row_s=self._node.costs[1],
-            queue_bytes=self._rows.most,
+            queue_bytes=self._rows.most if self._rows is not None else QUEUE_BYTES,
         )
 
     def admit(self, message: Compute) -> bool:
         """Whether its rows may wait here. A main node that exceeds its credit loses its stream."""
-        if self._rows.add(message):
+        if self._rows is None or self._rows.add(message):
             return True
         self.cut(
             ProtocolError(
@@ -104,7 +105,8 @@ class ComputeSession(Session):
 
     def evicted(self, slot: int) -> None:
         """What waits for the slot is not answered."""
-        self._rows.drop_slot(slot)
+        if self._rows is not None:
+            self._rows.drop_slot(slot)
 
     def send(self, *messages: Message) -> None:
         """A broken stream is ignored: `end` follows."""
@@ -117,7 +119,8 @@ class ComputeSession(Session):
 
     def came(self, message: Compute) -> None:
         """Rows have arrived. Raises ProtocolError where they are not those that were sent."""
-        self.spans.came(message)
+        if self.spans.on:
+            self.spans.came(message)
         if message.checksum and tensor_checksum(message.hidden, message.weights) != message.checksum:
             raise ProtocolError(
                 f"the rows of call {message.call_id}, for expert {message.expert} of layer {message.layer}, were "
@@ -126,12 +129,13 @@ class ComputeSession(Session):
 
     def send_output(self, message: Compute, output: torch.Tensor, seconds: float, more: bool = False) -> None:
         """`output` [n, H], of the computation that `message` asked for. `more`: the next one is ready, and
-        a small output may wait to travel with its. One that stays on a device, for a main node of this process, has no
-        checksum."""
-        self._rows.drop(message)
+        a small output may wait to travel with its. One for a main node of this process has no checksum."""
+        if self._rows is not None:
+            self._rows.drop(message)
         rows = LocalTensor(output, tensor_bytes)
-        answer = Computed(message.call_id, rows, seconds, tensor_checksum(rows) if output.is_cpu else 0)
-        self.spans.sent(answer)
+        answer = Computed(message.call_id, rows, seconds, tensor_checksum(rows) if self.peer and output.is_cpu else 0)
+        if self.spans.on:
+            self.spans.sent(answer)
         with self._waiting:
             self._outputs.append(answer)
             wait = more and len(self._outputs) < MOST_TOGETHER and output.nbytes <= SMALL_BYTES
@@ -168,7 +172,7 @@ class ComputeSession(Session):
         self.send(Failed(type(error).__name__, text, load_id))
 
     def report(self, error: BaseException, about: Message | None = None) -> None:
-        if isinstance(about, Compute):
+        if isinstance(about, Compute) and self._rows is not None:
             self._rows.drop(about)
         load_id = about.load_id if isinstance(about, Load) else 0
         call_id = about.call_id if isinstance(about, Compute) else 0

@@ -110,8 +110,8 @@ class Deadlines:
 
     # --- events -------------------------------------------------------------------------------------------------
 
-    def handled(self, event: t.Event) -> None:
-        """The scheduler has handled an event."""
+    def on_handled(self, event: t.Event, now: float, commands: list[t.Command]) -> None:
+        """See `Observer`."""
         handler = self._handlers.get(type(event))
         if handler is not None:
             handler(event)

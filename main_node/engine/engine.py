@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Iterator
+from typing import Protocol
 
 from main_node.checks.arbiter import Arbiter
 from main_node.checks.audits import Audits
@@ -14,7 +15,7 @@ from main_node.engine.pace import Pace, RealPace
 from main_node.engine.peer import prediction_of
 from main_node.engine.peers import Peers
 from main_node.engine.sequence import Sequence, shadow_messages
-from main_node.engine.tracing import MainSpans, gather
+from main_node.engine.tracing import MainSpans, StallSpans, gather
 from main_node.figures.totals import Totals
 from main_node.reach import Reach
 from main_node.shadow_sender import ShadowSender
@@ -22,18 +23,24 @@ from scheduler import types as t
 from scheduler.alignment import AT_ONCE
 from scheduler.core.machine import Core
 from scheduler.errors import AnswerWithdrawnError, ClusterError, ProtocolError, RequestFailedError
-from scheduler.eventlog.recording import Recorder
 from scheduler.model_limits import ModelLimits, limits_of_shape
 from scheduler.trace import Span
 from wire import messages as w
 from wire.lent_threads import LentThreads
 
 
+class Observer(Protocol):
+    """Follows what happens, and decides nothing."""
+
+    def on_handled(self, event: t.Event, now: float, commands: list[t.Command]) -> None:
+        """The scheduler has handled an event: its time, and the commands that follow. The engine's lock is held."""
+
+
 class Engine:
     """Thread-safe: events may be posted from any thread; one at a time reaches the scheduler.
 
     `answer_s`: see `Peers`. `lookahead`: how many passes the shadow may be ahead of the main model. `departure`: when
-    the shadow starts a pass, see `scheduler.departure`. `recorder`: keeps every event with the commands that followed.
+    the shadow starts a pass, see `scheduler.departure`. `observers`: see `Observer`.
     `audits`, `arbiter`: see `OutputChecks`.
     `worker_wait_s` and `shadow_s`: see `Deadlines`.
     `limits`: what messages may hold; the shape's alone if not given.
@@ -47,7 +54,7 @@ class Engine:
         lookahead: int = 2,
         departure: str = AT_ONCE,
         pace: Pace | None = None,
-        recorder: Recorder | None = None,
+        observers: Iterable[Observer] = (),
         audits: Audits | None = None,
         arbiter: Arbiter | None = None,
         worker_wait_s: float = 60.0,
@@ -60,7 +67,6 @@ class Engine:
         self.lookahead = lookahead
         self.reach = Reach(lookahead, len(core.shape.layers))
         self.departure = departure
-        self._recorder = recorder
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
         self.lent = LentThreads()
@@ -69,6 +75,8 @@ class Engine:
         self._arbiter = arbiter
         self.checks = OutputChecks(self.peers, self._changed, self._withdraw, audits, arbiter)
         self.deadlines = Deadlines(self, self._lock, worker_wait_s, shadow_s, answer_s)
+        stalls = [StallSpans(self.spans, core)] if hello.trace else []
+        self._observers: list[Observer] = [*observers, self.deadlines, *stalls]
         self.on_draft: Callable[[w.Draft], None] = lambda draft: None
         """Called with each token that the shadow drafts, without the lock."""
         self._inbox: list[t.Event] = []
@@ -96,9 +104,7 @@ class Engine:
         elif isinstance(message, w.Loaded):
             owed.settle(number, message.load_id, t.Load)
             self.peers.roster.loaded(number, message.nbytes, message.seconds)
-            before = self.core.stalled_s
             self.post(t.LoadEnded(message.load_id, message.nbytes))
-            self.spans.stalled(self.core.stalled_s - before)
         elif not isinstance(message, w.Failed):
             raise ProtocolError(f"worker {number} sent {type(message).__name__}, which a worker never sends")
         elif message.load_id:
@@ -115,7 +121,8 @@ class Engine:
         call = self.peers.owed.settle(number, message.call_id, t.Compute)
         if call is None:
             return
-        self.spans.came(message)
+        if self.spans.on:
+            self.spans.came(message)
         self.pace.answered(call.visit.request)
         audit: t.AuditRequested | None = None
         layer = self._layers.get(call.visit)
@@ -161,9 +168,8 @@ class Engine:
         """Time never goes backwards, though emulated time is each thread's own."""
         self._now = max(self._now, self.pace.now())
         commands = self.core.handle(event, self._now)
-        if self._recorder is not None:
-            self._recorder.keep(event, self._now, commands)
-        self.deadlines.handled(event)
+        for observer in self._observers:
+            observer.on_handled(event, self._now, commands)
         for command in commands:
             self._act(command)
             if self.pace.emulated:  # which counts each message, in this order
@@ -223,7 +229,8 @@ class Engine:
             return
         passes = layer.passes_of(command) if layer is not None else self.checks.passes_of(command)
         message = compute_message(command, rows, self.peers.travels(command.worker), passes)
-        self.spans.sent(message)
+        if self.spans.on:
+            self.spans.sent(message)
         self.peers.ask(command.call_id, command, message)
 
     def not_sent(self, message: w.Message, error: ProtocolError) -> None:
@@ -291,13 +298,16 @@ class Engine:
 
     def gate_fired(self, visit: t.Visit, layer: LayerWork) -> None:
         """Announce a gate. Raises RequestFailedError for a closed request."""
-        self.spans.gate(visit)
+        traced = self.spans.on
+        if traced:
+            self.spans.gate(visit)
         with self._lock:
             if visit.request not in self._requests:
                 raise RequestFailedError(f"request {visit.request} was closed")
             self._layers[visit] = layer
             self.post(t.GateFired(visit, layer.rows, layer.chosen, layer.scores))
-        self.spans.announced(visit)
+        if traced:
+            self.spans.announced(visit)
 
     def wait(self, visit: t.Visit, layer: LayerWork) -> None:
         """Until every expert of the layer has answered. Workers that are silent for too long are lost meanwhile, and

@@ -74,6 +74,7 @@ class RemoteExperts:
                     engine.pace.foreseen(request, partial(engine.post, fact), self._attention)
             engine.wait(visit, layer)
             engine.pace.resumed(request)
-            engine.spans.resumed(visit)
+            if engine.spans.on:
+                engine.spans.resumed(visit)
         finally:
             engine.forget(visit)

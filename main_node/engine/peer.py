@@ -95,11 +95,15 @@ class PeerHandler:
         limits: ModelLimits | None = None,
     ) -> None:
         self.name = name
-        self._bounds = Bounds(limits or ModelLimits())
+        self._bounds: Bounds | None = Bounds(limits or ModelLimits())
+        """None for a node of this process, which nothing stands between."""
         self._on_event = on_event
         self._on_lost = on_lost
-        self.credit = RowCredit(0)
+        self.credit: RowCredit | None = RowCredit(0)
+        """None likewise."""
         self._channel: Channel | None = None
+        self.traffic: Traffic | None = None
+        """Bytes that the stream has carried; None in one process, where messages are passed as objects."""
         self._answers: dict[type, Message] = {}
         self._usage: WorkerUsage | ShadowUsage | None = None
         """What it said last."""
@@ -111,6 +115,9 @@ class PeerHandler:
     def open(self, connect: Callable[[Handler], Channel], hello: Hello, deadline_s: float) -> Message:
         """Connect, say Hello, return the answer. Raises the peer's refusal, LinkError or DeadlineError."""
         self._channel = connect(self)
+        self.traffic = traffic_of(self._channel)
+        if self.traffic is None:
+            self._bounds = self.credit = None
         answer = self.ask(hello, (WorkerReady, ShadowReady), deadline_s)
         if answer is None:
             ended = LinkError(f"{self.name} closed its stream before it was ready") if self._ended else None
@@ -172,11 +179,6 @@ class PeerHandler:
             best = min(seconds, best or seconds)
         return best or None
 
-    @property
-    def traffic(self) -> Traffic | None:
-        """Bytes that the stream has carried; None in one process, where messages are passed as objects."""
-        return traffic_of(self._channel) if self._channel else None
-
     def send(self, *messages: Message) -> None:
         """Raises LinkError, or ProtocolError for a message that cannot be encoded; then none is sent."""
         if self._channel is None:
@@ -187,14 +189,15 @@ class PeerHandler:
         if isinstance(message, Stamped):
             self.on_close(ProtocolError(f"{self.name} keeps a profile's times, the main node does not; both must"))
             return
-        try:
-            self._bounds.check(message)
-        except ProtocolError as error:
-            self._refuse(error)
-            return
+        if self._bounds is not None:
+            try:
+                self._bounds.check(message)
+            except ProtocolError as error:
+                self._refuse(error)
+                return
         if isinstance(message, WorkerReady | ShadowReady | Failed):
             message = _shown(message)
-        if isinstance(message, WorkerReady):
+        if isinstance(message, WorkerReady) and self._bounds is not None:
             limits = replace(self._bounds.limits, slots=message.slots, slot_bytes=message.slot_bytes)
             self._bounds = Bounds(limits)
             self.credit = RowCredit(message.queue_bytes)

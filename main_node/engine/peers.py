@@ -157,10 +157,10 @@ class Peers:
     def _from_worker(self, number: int, peer: PeerHandler, message: w.Message) -> None:
         try:
             with self._changed:
-                if isinstance(message, w.Computed | w.Failed):
+                if peer.credit is not None and isinstance(message, w.Computed | w.Failed):
                     peer.credit.settle(message.call_id)
                 self._listener.from_worker(number, message)
-                if peer.credit.holds:
+                if peer.credit is not None and peer.credit.holds:
                     self._outgoing.setdefault(number, [])
                     self.flush()
         except ClusterError as error:
@@ -218,7 +218,7 @@ class Peers:
         if peer is None:
             return
         try:
-            self._send(peer, peer.credit.admit(messages))
+            self._send(peer, messages if peer.credit is None else peer.credit.admit(messages))
         except ClusterError as error:
             self._worker_lost(number, peer, error)
 
@@ -230,7 +230,7 @@ class Peers:
             peer.send(*messages)
         except ProtocolError as error:
             if len(messages) == 1:
-                if isinstance(messages[0], w.Compute):
+                if peer.credit is not None and isinstance(messages[0], w.Compute):
                     peer.credit.settle(messages[0].call_id)
                 self._listener.not_sent(messages[0], error)
                 return

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from main_node.engine.peer import PeerHandler
 from scheduler import types as t
+from scheduler.core.machine import Core
 from scheduler.trace import Span, SpanTuple, assemble
 from wire import messages as w
 from wire.tracing import NodeSpans, machine
@@ -74,11 +75,24 @@ class MainSpans(NodeSpans):
         if isinstance(message, w.Align):
             self.sent(message)
 
-    def stalled(self, seconds: float) -> None:
+    def add_stall(self, seconds: float) -> None:
         """The main node has waited `seconds` for a load, until now."""
-        if self.on and seconds > 0:
-            now = self.now()
-            self.add("stall", "", max(now - seconds, self._gate), now)
+        now = self.now()
+        self.add("stall", "", max(now - seconds, self._gate), now)
+
+
+class StallSpans:
+    """Adds a span for each wait for a load, when that load has ended."""
+
+    def __init__(self, spans: MainSpans, core: Core) -> None:
+        self._spans, self._core = spans, core
+        self._before_s = 0.0
+
+    def on_handled(self, event: t.Event, now: float, commands: list[t.Command]) -> None:
+        """See `main_node.engine.engine.Observer`."""
+        before_s, self._before_s = self._before_s, self._core.stalled_s
+        if isinstance(event, t.LoadEnded) and self._before_s > before_s:
+            self._spans.add_stall(self._before_s - before_s)
 
 
 def gather(own: list[SpanTuple], peers: Iterable[PeerHandler], deadline_s: float) -> list[Span]:

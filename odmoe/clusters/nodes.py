@@ -86,7 +86,7 @@ def make_engine(
         make_core(configuration.core),
         hello,
         pace=pace,
-        recorder=recorder,
+        observers=[recorder] if recorder else (),
         departure=configuration.core.system.departure,
         worker_wait_s=settings.worker_wait,
         audits=_audits(settings, emulation),

@@ -44,7 +44,7 @@ class Recording:
 
 
 class Recorder:
-    """Keeps every event and its commands, from a scheduler's first event on. `decided` is for one thread at a time,
+    """Keeps every event and its commands, from a scheduler's first event on. `on_handled` is for one thread at a time,
     `take` for any thread."""
 
     def __init__(self, about: dict[str, Any], core_config: CoreConfig) -> None:
@@ -53,7 +53,7 @@ class Recorder:
         self._parts: list[bytes] = []
         self._bytes = 0
 
-    def keep(self, event: t.Event, now: float, commands: list[t.Command]) -> None:
+    def on_handled(self, event: t.Event, now: float, commands: list[t.Command]) -> None:
         """An event, its time, and the commands that followed."""
         if self._bytes <= LIMIT_BYTES:
             self._parts.append(msgpack.packb((now, _row(event), [_row(command) for command in commands])))

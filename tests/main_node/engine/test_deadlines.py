@@ -61,7 +61,7 @@ def deadlines(world: World) -> Deadlines:
     made = Deadlines(world, threading.RLock(), worker_wait_s=2.0, shadow_s=1.0)
     made._closed = SimpleNamespace(wait=world.wait, is_set=lambda: False)  # type: ignore[assignment]
     made._thread = threading.current_thread()  # the looks are made by `look`
-    made.handled(t.RequestOpened(1, 5))
+    made.on_handled(t.RequestOpened(1, 5), 0.0, [])
     return made
 
 
@@ -73,7 +73,7 @@ def look(world: World, deadlines: Deadlines, seconds: float, each: float = LOOK_
 
 def lose(world: World, deadlines: Deadlines, worker: int = 0) -> None:
     world.core.shortfall = "the last worker is gone: cable"
-    deadlines.handled(t.WorkerLost(worker, "cable"))
+    deadlines.on_handled(t.WorkerLost(worker, "cable"), 0.0, [])
 
 
 def test_requests_wait_for_so_long_and_no_longer(world: World, deadlines: Deadlines) -> None:
@@ -93,7 +93,7 @@ def test_one_that_comes_back_ends_the_wait(world: World, deadlines: Deadlines) -
     lose(world, deadlines)
     look(world, deadlines, 1.5)
     world.core.shortfall = None
-    deadlines.handled(JOINED)
+    deadlines.on_handled(JOINED, 0.0, [])
     lose(world, deadlines)
     look(world, deadlines, 1.5)
     assert world.posted == []
@@ -105,7 +105,7 @@ def test_one_that_comes_back_and_is_lost_again_does_not_while_a_layer_waits(worl
         lose(world, deadlines)
         look(world, deadlines, 0.5)
         world.core.shortfall = None
-        deadlines.handled(JOINED)
+        deadlines.on_handled(JOINED, 0.0, [])
     assert world.reasons == [
         "the last worker is gone: cable; worker 0 did not come back within 2 s or was lost again (lost meanwhile: "
         "worker 0 4 times): start it again, or wait longer with --worker-wait"
@@ -118,7 +118,7 @@ def test_what_a_layer_gets_begins_the_wait_anew(world: World, deadlines: Deadlin
         lose(world, deadlines)
         look(world, deadlines, 1.0)
         world.core.shortfall = None
-        deadlines.handled(JOINED)
+        deadlines.on_handled(JOINED, 0.0, [])
         world.core.progress += 1
     assert world.posted == []
 
@@ -128,12 +128,12 @@ def test_a_layer_that_gets_nothing_ends_its_request_though_workers_are_there(
 ) -> None:
     deadlines.answer_s = 1.0
     world.core.awaits_experts = True
-    deadlines.handled(t.WorkerLost(1, "cable"))
+    deadlines.on_handled(t.WorkerLost(1, "cable"), 0.0, [])
     look(world, deadlines, 4.8)
     world.core.progress += 1
     look(world, deadlines, 4.8)
     assert world.posted == []
-    deadlines.handled(t.WorkerLost(1, "cable"))
+    deadlines.on_handled(t.WorkerLost(1, "cable"), 0.0, [])
     look(world, deadlines, 0.4)
     assert world.posted == [
         t.RequestsStalled(
@@ -151,7 +151,7 @@ def test_a_main_node_that_computes_is_not_stalled(world: World, deadlines: Deadl
 def test_workers_that_are_not_taken_back_are_not_waited_for(world: World, deadlines: Deadlines) -> None:
     world.banned = {0, 1}
     world.core.shortfall = None
-    deadlines.handled(t.WorkerLost(1, "lie"))
+    deadlines.on_handled(t.WorkerLost(1, "lie"), 0.0, [])
     assert world.posted == []
     lose(world, deadlines, 0)
     assert world.reasons == [
@@ -165,7 +165,7 @@ def test_one_that_is_not_enough_does_not(world: World, deadlines: Deadlines) -> 
     lose(world, deadlines, 1)
     look(world, deadlines, 1.5)
     world.core.shortfall = "all experts stay: 8 slots are needed, there are 4"
-    deadlines.handled(JOINED)
+    deadlines.on_handled(JOINED, 0.0, [])
     look(world, deadlines, 0.7)
     assert world.reasons == [
         "all experts stay: 8 slots are needed, there are 4; worker 1 did not come back within 2 s: start it again, or "
@@ -183,9 +183,9 @@ def test_a_process_that_was_stopped_has_not_waited(world: World, deadlines: Dead
 def test_without_a_request_nobody_waits(world: World, deadlines: Deadlines) -> None:
     lose(world, deadlines)
     look(world, deadlines, 1.5)
-    deadlines.handled(t.RequestClosed(1))
+    deadlines.on_handled(t.RequestClosed(1), 0.0, [])
     look(world, deadlines, 1.0)
-    deadlines.handled(t.RequestOpened(2, 5))
+    deadlines.on_handled(t.RequestOpened(2, 5), 0.0, [])
     look(world, deadlines, 1.5)
     assert world.posted == []
     assert deadlines.waited_s == pytest.approx(3.0)
@@ -194,7 +194,7 @@ def test_without_a_request_nobody_waits(world: World, deadlines: Deadlines) -> N
 def test_no_wait_at_all(world: World, deadlines: Deadlines) -> None:
     deadlines.worker_wait_s = 0.0
     lose(world, deadlines)
-    deadlines.handled(t.RequestOpened(2, 5))
+    deadlines.on_handled(t.RequestOpened(2, 5), 0.0, [])
     assert world.reasons == ["the last worker is gone: cable"] * 2
 
 
@@ -215,7 +215,7 @@ def test_one_that_sends_something_is_only_late(world: World, deadlines: Deadline
     owe(world, 30)
     for _ in range(10):
         look(world, deadlines, 0.8)
-        deadlines.handled(t.Predicted(1, 5, 0, (1, 2)))
+        deadlines.on_handled(t.Predicted(1, 5, 0, (1, 2)), 0.0, [])
     assert world.lost == []
 
 
@@ -231,7 +231,7 @@ def test_what_it_owed_of_several_requests_adds_up(world: World, deadlines: Deadl
 
 def test_it_has_the_time_to_read_a_long_prompt(world: World, deadlines: Deadlines) -> None:
     world.now += 10.0
-    deadlines.handled(t.TokenDecoded(1, 0))
+    deadlines.on_handled(t.TokenDecoded(1, 0), 0.0, [])
     owe(world, 3)
     look(world, deadlines, 20.8)
     assert world.lost == []
@@ -247,7 +247,7 @@ def test_without_a_shadow_none_is_lost(world: World, deadlines: Deadlines) -> No
 
 
 def test_the_thread_ends_when_no_request_is_open(world: World, deadlines: Deadlines) -> None:
-    deadlines.handled(t.RequestClosed(1))
+    deadlines.on_handled(t.RequestClosed(1), 0.0, [])
     look(world, deadlines, module.IDLE_S + 1.0)
     assert deadlines._thread is None
 

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from scheduler.errors import ProtocolError, RequestFailedError
+from support.nodes import remote_stream
 from support.nodes.engine_world import (
     HIDDEN,
     LAYERS,
@@ -23,7 +24,6 @@ from support.nodes.engine_world import (
     once,
     rows_of,
 )
-from wire import inprocess
 from wire import messages as w
 from wire.base import Channel
 
@@ -173,7 +173,9 @@ def test_a_message_that_cannot_be_sent_fails_its_request_alone(desk: Desk) -> No
 
     for number in range(2):
         fake = desk.fake(good)
-        desk.engine.peers.add_worker(number, lambda handler, fake=fake: Small(inprocess.connect(fake, handler)), WAIT_S)
+        desk.engine.peers.add_worker(
+            number, lambda handler, fake=fake: Small(remote_stream.connect(fake, handler)), WAIT_S
+        )
     desk.open(1)
     desk.open(2)
     with pytest.raises(RequestFailedError, match="send it in parts"):

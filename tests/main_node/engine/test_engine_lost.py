@@ -10,6 +10,7 @@ import torch
 
 from scheduler import types as t
 from scheduler.errors import LinkError, ODMoEError, RequestFailedError
+from support.nodes import remote_stream
 from support.nodes.engine_world import (
     LAYERS,
     WAIT_S,
@@ -25,7 +26,6 @@ from support.nodes.engine_world import (
     silent,
     worker_ready,
 )
-from wire import inprocess
 from wire import messages as w
 from wire.base import Channel, Handler
 
@@ -121,7 +121,7 @@ def test_the_end_of_an_old_stream_may_be_heard_of_when_another_has_taken_over(ro
     def to(fake: Fake) -> Callable[[Handler], Channel]:
         def connect(handler: Handler) -> Channel:
             held.append(HeardLater(handler))
-            return inprocess.connect(fake, held[-1])
+            return remote_stream.connect(fake, held[-1])
 
         return connect
 
@@ -178,7 +178,7 @@ def test_one_that_goes_between_ready_and_use_is_not_used(desk: Desk) -> None:
 
     fake = desk.fake(once(w.Hello, brief))
     with pytest.raises(LinkError, match="worker 0 was ready, but its stream has ended"):
-        desk.engine.peers.add_worker(0, lambda handler: Slow(inprocess.connect(fake, handler), fake), WAIT_S)
+        desk.engine.peers.add_worker(0, lambda handler: Slow(remote_stream.connect(fake, handler), fake), WAIT_S)
     assert desk.engine.peers.workers == {}
     assert desk.core.workers == []
 

@@ -58,7 +58,7 @@ def slow(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("slow")
 @pytest.mark.parametrize("slots", [4, 8])
 def test_rows_wait_at_the_main_node(slots: int, budgets: list[Any], cluster_of: Any, reference: Any) -> None:
-    cluster = cluster_of(slots=slots)
+    cluster = cluster_of(slots=slots, remote=True)
     expected = reference("float32", 3, TOKENS)
     held: list[int] = []
     for tap in cluster.taps:

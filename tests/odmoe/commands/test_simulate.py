@@ -49,7 +49,7 @@ def recorded(file: Path, scenario: Scenario, **about: Any) -> Path:
 
     def handle(event: Any, now: float) -> Any:
         commands = list(decide(event, now))
-        recorder.keep(event, now, commands)
+        recorder.on_handled(event, now, commands)
         return commands
 
     core.handle = handle  # type: ignore[method-assign]

@@ -57,7 +57,7 @@ def watched(recorder: Recorder, config: CoreConfig) -> Core:
 
     def tell(event: t.Event, now: float) -> list[t.Command]:
         commands = handle(event, now)
-        recorder.keep(event, now, commands)
+        recorder.on_handled(event, now, commands)
         return commands
 
     core.handle = tell  # type: ignore[method-assign]
@@ -194,7 +194,7 @@ def test_requests_that_were_open_at_once_are_told_apart(tmp_path: Path) -> None:
         while todo:
             now, one = float(next(clock)), todo.pop(0)
             commands = list(core.handle(one, now))
-            recorder.keep(one, now, commands)
+            recorder.on_handled(one, now, commands)
             todo += [t.LoadEnded(c.load_id) for c in commands if isinstance(c, t.Load)]
             todo += [t.ComputeEnded(c.call_id) for c in commands if isinstance(c, t.Compute)]
 
@@ -229,7 +229,7 @@ def test_audits_are_read_back_and_replayed(tmp_path: Path) -> None:
     happened += [t.AuditRequested(7, expert, 3, (0,)), t.AuditRequested(8, expert, 3, (0,))]
     happened += [t.LoadEnded(1), t.ComputeEnded(2)]
     for now, event in enumerate(happened):
-        recorder.keep(event, float(now), core.handle(event, now))
+        recorder.on_handled(event, float(now), core.handle(event, now))
     found = read(tmp_path, recorder.take())
     assert [event for _, event in found.events] == happened
     call = t.Compute(1, 0, expert, 2, t.Visit(-7, 0, 5), 0, 3, True)
@@ -247,7 +247,7 @@ def test_audits_are_read_back_and_replayed(tmp_path: Path) -> None:
 )
 def test_an_audit_that_cannot_be_is_refused(tmp_path: Path, audit: t.AuditRequested, says: str) -> None:
     recorder = Recorder({}, CORE)
-    recorder.keep(audit, 0.0, [])
+    recorder.on_handled(audit, 0.0, [])
     with pytest.raises(ConfigError, match=says):
         read(tmp_path, recorder.take())
 
@@ -295,7 +295,7 @@ def test_every_event_and_command_is_read_back(tmp_path_factory: pytest.TempPathF
     log.sort(key=lambda row: row[0])
     recorder = Recorder({"model": "m", "workers": 2}, CORE)
     for now, event, commands in log:
-        recorder.keep(event, now, commands)
+        recorder.on_handled(event, now, commands)
     found = read(tmp_path_factory.mktemp("log"), recorder.take())
     assert found.about == {"model": "m", "workers": 2}
     assert found.core_config == CORE
@@ -427,11 +427,11 @@ def test_a_file_that_is_not_there(tmp_path: Path) -> None:
 def test_a_log_that_outgrows_memory_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     recorder = Recorder({}, CORE)
     head = len(recorder.take())
-    recorder.keep(t.RequestOpened(0, 10), 0.0, [])
+    recorder.on_handled(t.RequestOpened(0, 10), 0.0, [])
     event_bytes = len(recorder.take()) - head
     monkeypatch.setattr(module, "LIMIT_BYTES", 1000)
     for number in range(1, 1000):
-        recorder.keep(t.RequestOpened(number, 10), 0.0, [])
+        recorder.on_handled(t.RequestOpened(number, 10), 0.0, [])
     with pytest.raises(ConfigError, match=r"outgrown 0 MiB after \d+ events") as caught:
         recorder.take()
     kept = int(str(caught.value).split(" events")[0].split()[-1])

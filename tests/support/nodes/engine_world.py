@@ -21,7 +21,7 @@ from scheduler.alignment import Alignment
 from scheduler.core.groups import RoundRobin
 from scheduler.core.machine import Core
 from scheduler.errors import HandshakeError, ODMoEError
-from wire import inprocess
+from support.nodes import remote_stream
 from wire import messages as w
 from wire.base import Channel, Handler
 from wire.handshake import check_hello
@@ -243,11 +243,11 @@ class Desk:
         return made
 
     def join(self, number: int, fake: Fake, deadline_s: float = WAIT_S) -> w.WorkerReady:
-        return self.engine.peers.add_worker(number, lambda handler: inprocess.connect(fake, handler), deadline_s)
+        return self.engine.peers.add_worker(number, lambda handler: remote_stream.connect(fake, handler), deadline_s)
 
     def shadow(self, script: Callable[[Fake, w.Message], Say] = shadow, deadline_s: float = WAIT_S) -> Fake:
         fake = self.fake(script)
-        self.engine.peers.add_shadow(lambda handler: inprocess.connect(fake, handler), deadline_s)
+        self.engine.peers.add_shadow(lambda handler: remote_stream.connect(fake, handler), deadline_s)
         return fake
 
     def open(self, number: int = 1, decode: bool = True) -> None:

@@ -19,10 +19,12 @@ from scheduler.core.groups import RoundRobin
 from scheduler.core.machine import Core
 from shadow_node.model import ShadowModel
 from shadow_node.node import Shadow
+from support.nodes import remote_stream
 from support.nodes.engine_world import WAIT_S, nothing_left
 from wire import inprocess
 from wire import messages as w
 from wire.base import Channel, Handler, Node
+from wire.traffic import MessageCounts, Traffic
 from worker_node.loaders.memory import MemoryLoader
 from worker_node.node import Worker
 
@@ -32,14 +34,16 @@ WORKERS = 4
 class Tap:
     """A stream that keeps what passes, both ways."""
 
-    def __init__(self, node: Node) -> None:
+    def __init__(self, node: Node, remote: bool = False) -> None:
+        self.traffic = Traffic(MessageCounts(), MessageCounts()) if remote else None
+        self._open = remote_stream.connect if remote else inprocess.connect
         self.sent: list[w.Message] = []
         self.heard: list[w.Message] = []
         self._node = node
 
     def connect(self, handler: Handler) -> Channel:
         self._handler = handler
-        self._channel = inprocess.connect(self._node, self)
+        self._channel = self._open(self._node, self)
         return self
 
     def send(self, *messages: w.Message) -> None:
@@ -58,9 +62,12 @@ class Tap:
 
 
 class TappedCluster:
-    """A main node and four workers on one model, all that they say on tap; a shadow once one has joined."""
+    """A main node and four workers on one model, all that they say on tap; a shadow once one has joined. `remote`: the
+    workers are taken for processes of their own."""
 
-    def __init__(self, store: ExpertStore, slots: int = 1, shadow: ShadowStart | None = None) -> None:
+    def __init__(
+        self, store: ExpertStore, slots: int = 1, shadow: ShadowStart | None = None, remote: bool = False
+    ) -> None:
         self.store = store
         manifest = store.manifest
         core = Core(model_shape(store), RoundRobin(2), Alignment(), 4096)
@@ -74,7 +81,7 @@ class TappedCluster:
         for number in range(WORKERS):
             worker = Worker(f"worker {number}", store, arithmetic, MemoryLoader(store), slots)
             self.nodes.append(worker)
-            self.taps.append(Tap(worker))
+            self.taps.append(Tap(worker, remote))
             self.engine.peers.add_worker(number, self.taps[-1].connect, WAIT_S)
         self.main = MainNode(store, self.engine, torch.float32, shadow)
         compute = self.main.experts.compute

@@ -13,8 +13,8 @@ from checkpoint.expert import ExpertArithmetic
 from checkpoint.store import ExpertStore
 from checkpoint.tensors import tensor_bytes, tensor_from_bytes
 from scheduler.errors import ODMoEError
+from support.nodes import remote_stream
 from support.nodes.held import HeldArithmetic, HeldLoader
-from wire import inprocess
 from wire.base import Channel, Node
 from wire.lent_threads import LentThreads
 from wire.messages import (
@@ -171,7 +171,7 @@ class WorkerDesk:
 
     def connect(self, worker: Node) -> MainEnd:
         main = MainEnd()
-        main.channel = inprocess.connect(worker, main)
+        main.channel = remote_stream.connect(worker, main)
         return main
 
     def welcome(self, worker: Node) -> MainEnd:

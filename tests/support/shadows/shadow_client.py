@@ -14,7 +14,7 @@ from checkpoint.tensors import tensor_bytes
 from scheduler.errors import ODMoEError
 from shadow_node.model import ShadowModel
 from shadow_node.node import Shadow
-from wire import inprocess
+from support.nodes import remote_stream
 from wire.base import Channel
 from wire.messages import (
     PROTOCOL_VERSION,
@@ -54,7 +54,7 @@ class ShadowClient:
         self.on_prediction: Callable[[Prediction], None] = lambda message: None
         self._changed = threading.Condition()
         self._requests: dict[int, tuple[OpenRequest, MainAnswer]] = {}
-        self.channel: Channel = inprocess.connect(shadow, self)
+        self.channel: Channel = remote_stream.connect(shadow, self)
 
     def on_message(self, message: Message) -> None:
         with self._changed:

@@ -23,8 +23,8 @@ from scheduler.errors import ODMoEError
 from shadow_node.node import Shadow
 from support.fuzz.feed import FuzzedPeer, feed_node, rss_mib
 from support.fuzz.frames import Frames
+from support.nodes import remote_stream
 from support.nodes.tapped_cluster import TappedCluster
-from wire import inprocess
 from wire import messages as w
 from wire.base import Channel, Node, Role
 from wire.codec import FROM_SHADOW, FROM_WORKER, TO_SHADOW, TO_WORKER
@@ -50,7 +50,7 @@ class Client:
     def __init__(self, node: Node, hello: w.Hello) -> None:
         self.got: SimpleQueue[w.Message] = SimpleQueue()
         self.ends: list[ODMoEError | None] = []
-        self.channel: Channel = inprocess.connect(node, self)
+        self.channel: Channel = remote_stream.connect(node, self)
         self.channel.send(hello)
         assert isinstance(self.next(), w.WorkerReady | w.ShadowReady)
 

@@ -57,7 +57,7 @@ def answered(file: Path, scenario: Scenario, same_token: float = 1.0) -> tuple[R
 
     def handle(event: Event, now: float) -> Any:
         commands = decide(event, now)
-        recorder.keep(event, now, commands)
+        recorder.on_handled(event, now, commands)
         return commands
 
     core.handle = handle  # type: ignore[method-assign]

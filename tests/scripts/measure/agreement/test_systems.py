@@ -51,7 +51,7 @@ def recorded(file: Path) -> tuple[Recording, list[tuple[float, float]]]:
 
     def handle(event: object, now: float) -> object:
         commands = decide(event, now)  # type: ignore[arg-type]
-        recorder.keep(event, now, commands)  # type: ignore[arg-type]
+        recorder.on_handled(event, now, commands)  # type: ignore[arg-type]
         return commands
 
     core.handle = handle  # type: ignore[method-assign,assignment]
