@@ -14,7 +14,7 @@ from odmoe.machines.ssh import Ssh
 from odmoe.settings.settings import Settings
 from scheduler.errors import ClusterError, HostError, LaunchError, LinkError, ODMoEError
 
-AT_HEAD = ". ~/odmoe/code/env.sh && exec python -m odmoe.cli.at_head"
+AT_HEAD = ". ~/odmoe/code/env.sh && exec python -m odmoe.at_head"
 HERE_ONLY = frozenset({"cluster", "model", "store", "tls", "secret", "host", "node_port"})
 """Settings whose values are valid on this machine only; they are not sent to the head."""
 STOP, HERE = "stop\n", "here\n"

@@ -23,7 +23,7 @@ from scheduler.errors import HostError, ODMoEError
 
 HEAD_S = 45.0
 EVERY_S = 2.0
-AT_HEAD_NAME = "odmoe.cli.at_head"
+AT_HEAD_NAME = "odmoe.at_head"
 
 
 def status(file: Path, watch: bool = False, as_json: bool = False) -> bool:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
-from odmoe.commands.comparison import Answer
+from odmoe.commands.shared.comparison import Answer
 
 STARTED_S = 30.0
 

@@ -20,9 +20,9 @@ from rich.console import Console
 from rich.progress import Progress
 
 from odmoe.clusters.process import prepare_libraries, prepare_process
-from odmoe.commands.comparison import Answer, compare
+from odmoe.commands.shared.comparison import Answer, compare
+from odmoe.commands.shared.whole_model import load_whole
 from odmoe.commands.verify import answer, reference
-from odmoe.commands.whole_model import load_whole
 from odmoe.settings.settings import Settings
 from odmoe.start import start_cluster
 from odmoe.stores import prepare_store

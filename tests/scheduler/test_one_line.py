@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from main_node.engine.peer import PeerHandler
-from odmoe.cli.exit import outcome
 from odmoe.clusters.process import OneLineFormatter
+from odmoe.commands.shared.exit import outcome
 from odmoe.log_thread import LogThread
 from odmoe.machines.table import cells, empty_row
 from odmoe.serve.access_log import FORMATS, AccessLog

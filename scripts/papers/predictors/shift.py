@@ -20,7 +20,7 @@ import torch
 
 from checkpoint.prediction import token_predictor
 from checkpoint.prediction.token_predictor import FILE, TokenPredictor, targets
-from odmoe.commands.whole_model import load_whole
+from odmoe.commands.shared.whole_model import load_whole
 from odmoe.text import load_tokenizer
 from odmoe.training.domains import DOMAINS, training_prompts
 from odmoe.training.observed_model import ObservedModel, Rows, hits

@@ -90,7 +90,7 @@ def test_threads(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_no_library_is_imported() -> None:
     """A wrong flag answers at once."""
     heavy = {"torch", "transformers", "ray", "matplotlib"}
-    code = f"import sys, odmoe.cli.main, odmoe.settings.settings; sys.exit(bool({heavy} & set(sys.modules)))"
+    code = f"import sys, odmoe.command_line, odmoe.settings.settings; sys.exit(bool({heavy} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", code], check=False, timeout=60).returncode == 0
 
 

@@ -34,7 +34,7 @@ from scheduler.policies import registry
 registry.CHOICES["dice"] = {name: registry.Choice(name, lambda shape, c: c) for name in ("six", "twelve")}
 
 import click.testing, contextlib, io
-from odmoe.cli.main import app
+from odmoe.command_line import app
 from odmoe.api.records import about
 from odmoe.commands.generate import Job
 from odmoe.on_ray.cluster import SERVED

@@ -25,7 +25,7 @@ pytestmark = pytest.mark.system
 
 AT_HEAD = """
 import os, sys
-from odmoe.cli import at_head
+from odmoe import at_head
 from odmoe.settings.sources import merged
 nodes = {"cluster": "embedded", "model": %r, "shadow": "none", "workers": 2, "threads": 1}
 at_head.prepare_ray = lambda cluster: None

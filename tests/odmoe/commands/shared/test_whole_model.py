@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from odmoe.commands.whole_model import checked_config, load_whole
+from odmoe.commands.shared.whole_model import checked_config, load_whole
 from support.models import packed, published
 from support.models.checkpoints import build
 

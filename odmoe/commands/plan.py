@@ -5,18 +5,12 @@ from __future__ import annotations
 import json
 from typing import Any
 
-import typer
-
-from odmoe.cli.flags import SettingsCommand, with_settings
-from odmoe.cli.options import Json, PanelDebug, PanelQuiet
+from odmoe.commands.shared.flags import with_settings
+from odmoe.commands.shared.options import Json, PanelDebug, PanelQuiet
 from odmoe.settings.plan_settings import PlanSettings
 
 
-def add_plan(app: typer.Typer) -> None:
-    """`odmoe plan`."""
-    app.command(cls=SettingsCommand)(with_settings(PlanSettings)(plan))
-
-
+@with_settings(PlanSettings)
 def plan(
     flags: dict[str, Any],
     as_json: Json = False,
@@ -33,7 +27,7 @@ def plan(
     settings.check_together()
     from odmoe.api.planning import planned, report_of
     from odmoe.clusters.process import prepare_process
-    from odmoe.commands.plan_text import estimate_text, rest_text
+    from odmoe.commands.texts.plan_text import estimate_text, rest_text
     from odmoe.terminal import Terminal
 
     prepare_process(debug)

@@ -8,16 +8,11 @@ from typing import Annotated
 
 import typer
 
-from odmoe.cli.options import Json
+from odmoe.commands.shared.options import Json
 from odmoe.settings.table import flag
 from scheduler.policies.registry import CHOICES, is_exact
 from scheduler.policies.system_config import SystemConfig
 from scheduler.policies.systems import SYSTEMS, preset_of
-
-
-def add_systems(app: typer.Typer) -> None:
-    """`odmoe systems`."""
-    app.command()(systems)
 
 
 def systems(

@@ -10,8 +10,8 @@ import pytest
 import typer
 from typer.core import TyperGroup
 
-from odmoe.cli.flags import SettingsCommand
-from odmoe.cli.main import app
+from odmoe.command_line import app
+from odmoe.commands.shared.flags import SettingsCommand
 from odmoe.settings.plan_settings import PlanSettings
 from odmoe.settings.serve_settings import NOT_SERVED, ServeSettings
 from odmoe.settings.settings import Settings

@@ -116,7 +116,7 @@ Slow()
 def test_an_import_or_a_finaliser_that_would_swallow_it_is_waited_for(work: str, begun: str, tmp_path: Path) -> None:
     """torch's import catches it, and Python discards what a finaliser raises."""
     (tmp_path / "swallows.py").write_text(SWALLOWS)
-    code = f"import odmoe.cli.main, time\nodmoe.cli.main.one_interrupt()\n{work}\n{FOR_EVER}"
+    code = f"import odmoe.command_line, time\nodmoe.command_line.one_interrupt()\n{work}\n{FOR_EVER}"
     process = subprocess.Popen(
         [*WITH_CTRL_C, sys.executable, "-c", code],
         env=os.environ | {"PYTHONPATH": str(tmp_path)},
@@ -158,7 +158,7 @@ def test_ctrl_c_while_the_command_line_is_imported_is_no_traceback(tmp_path: Pat
 
 HALF_ENTERED = """
 import os, signal, time
-import odmoe.cli.exit as ends
+import odmoe.commands.shared.exit as ends
 from scheduler.errors import CheckpointError
 
 def build():

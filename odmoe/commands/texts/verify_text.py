@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from odmoe.commands.comparison import Comparison, Verdict
+if TYPE_CHECKING:
+    from odmoe.commands.shared.comparison import Comparison, Verdict
 
 
 def as_text(verdict: Verdict, tokenizer: Any) -> str:

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from main_node.answer import Answer, Step
-from odmoe.cli.prompts import read_prompts
 from odmoe.commands.generate import Job
+from odmoe.commands.shared.prompts import read_prompts
 from scheduler.errors import RequestFailedError
 from support.machines.cli import CommandLine
 

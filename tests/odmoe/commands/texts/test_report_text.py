@@ -11,7 +11,7 @@ import pytest
 
 from main_node.report import Report
 from odmoe.commands.generate import progress_of
-from odmoe.commands.report_text import show_answer, show_answers
+from odmoe.commands.texts.report_text import show_answer, show_answers
 from odmoe.settings.settings import Settings
 from odmoe.terminal import Terminal
 from support.machines.cli import Screen

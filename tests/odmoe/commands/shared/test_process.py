@@ -1,4 +1,4 @@
-"""The command line in a process of its own: what only a process can show. More of these: tests/system/cli."""
+"""The command line in a process of its own: what only a process can show. More of these: tests/system/commands."""
 
 from __future__ import annotations
 

@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from odmoe.cli import at_head
-from odmoe.commands import generate_remote
+from odmoe import at_head
+from odmoe.commands.over_ssh import generate
 from odmoe.settings.settings import Settings
 from odmoe.terminal import Output
 from scheduler.errors import HostError, RequestFailedError
@@ -46,7 +46,7 @@ def relayed(monkeypatch: pytest.MonkeyPatch, program: str, broken: bool = False)
     with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         remote: Any = SimpleNamespace(stdout=process.stdout, stderr=process.stderr, process=process)
         try:
-            return generate_remote.relay(remote), out, err
+            return generate.relay(remote), out, err
         except OSError as error:
             return error, out, err
         finally:
@@ -77,9 +77,9 @@ class Head:
         self.home, self.writes = home, writes
         (home / "odmoe").mkdir(parents=True)
         patch.setenv("HOME", str(home))
-        patch.setattr(generate_remote, "read_cluster_file", lambda file: SimpleNamespace(name="c", main=None))
-        patch.setattr(generate_remote.Ssh, "of", lambda *of: contextlib.nullcontext(self))
-        patch.setattr(generate_remote, "relay", lambda remote: (0, ""))
+        patch.setattr(generate, "read_cluster_file", lambda file: SimpleNamespace(name="c", main=None))
+        patch.setattr(generate.Ssh, "of", lambda *of: contextlib.nullcontext(self))
+        patch.setattr(generate, "relay", lambda remote: (0, ""))
 
     def start(self, host: Any, command: str) -> Any:
         return SimpleNamespace(send=self.answer, close=lambda: None)
@@ -101,7 +101,7 @@ class Head:
 
 def ask(tmp_path: Path, **records: str) -> int:
     settings = Settings(cluster=str(tmp_path / "c.yaml"), **{name: str(tmp_path / to) for name, to in records.items()})
-    return generate_remote.ask(settings, ["HAMLET"], Output(quiet=True))
+    return generate.ask(settings, ["HAMLET"], Output(quiet=True))
 
 
 def test_records_come_back_byte_for_byte(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -130,7 +130,7 @@ def test_the_main_host_is_asked_what_was_asked_here(tmp_path: Path, monkeypatch:
     monkeypatch.setattr("odmoe.commands.generate.run_generate", lambda *given: runs.append(given))
     settings = Settings(cluster=str(tmp_path / "c.yaml"), max_new_tokens=7)
     for output, listed in ((Output(json=True), True), (Output(quiet=True, debug=True), False)):
-        assert generate_remote.ask(settings, ["one", "two"], output, listed) == 0
+        assert generate.ask(settings, ["one", "two"], output, listed) == 0
         assert at_head._generate(requests[-1]) == 0
         there, prompts, *rest = runs[-1]
         assert (there.max_new_tokens, there.cluster, prompts) == (7, "auto", ["one", "two"])

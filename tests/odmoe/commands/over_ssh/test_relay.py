@@ -13,7 +13,7 @@ from typing import Any
 import h11
 import pytest
 
-from odmoe.commands.relay import HELD, CutAnswer, Relay
+from odmoe.commands.over_ssh.relay import HELD, CutAnswer, Relay
 
 HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream; charset=utf-8\r\ntransfer-encoding: chunked\r\n\r\n"
 FIRST = b'data: {"n": 1}\n\n'

@@ -6,26 +6,18 @@ from typing import Annotated, Any
 
 import typer
 
-from odmoe.cli.flags import SettingsCommand, with_settings
-from odmoe.cli.options import LibrariesDebug
+from odmoe.commands.shared.flags import with_settings
+from odmoe.commands.shared.options import ConfigAsForGenerate, LibrariesDebug
 from odmoe.settings.serve_settings import SERVED, ServeSettings
 from odmoe.settings.settings import Settings
 from odmoe.settings.sources import effective
 from odmoe.settings.table import flag
 
 
-def add_serve(app: typer.Typer) -> None:
-    app.command(cls=SettingsCommand)(with_settings(Settings, SERVED, ServeSettings)(serve))
-
-
+@with_settings(Settings, SERVED, ServeSettings)
 def serve(
     flags: dict[str, Any],
-    config: Annotated[
-        str | None,
-        typer.Option(
-            "--config", help="YAML file of settings, as for generate", rich_help_panel="Cluster", metavar="PATH"
-        ),
-    ] = None,
+    config: ConfigAsForGenerate = None,
     quiet: Annotated[bool, typer.Option("-q", "--quiet", help="Show no progress and no requests", metavar="")] = False,
     debug: LibrariesDebug = False,
 ) -> None:
@@ -46,7 +38,7 @@ def serve(
 
     output = Output(False, quiet, debug)
     if settings.cluster_file:
-        from odmoe.commands.serve_remote import serve_there
+        from odmoe.commands.over_ssh.serve import serve_there
 
         raise typer.Exit(serve_there(settings, own, keys, output))
     from odmoe.serve.start import run_serve

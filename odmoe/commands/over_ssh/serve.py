@@ -19,8 +19,8 @@ from types import FrameType
 from typing import Any
 
 from odmoe.api.checks import check_early
-from odmoe.commands.generate_remote import bring_up, pass_on
-from odmoe.commands.relay import Relay
+from odmoe.commands.over_ssh.generate import bring_up, pass_on
+from odmoe.commands.over_ssh.relay import Relay
 from odmoe.log_thread import utc_time
 from odmoe.machines.cluster_file import ClusterFile, read_cluster_file
 from odmoe.machines.head import AT_HEAD, HERE, HERE_ONLY, HERE_S, SILENT_S, STOP
@@ -168,7 +168,7 @@ def _wait_until_back(cluster: ClusterFile, within_s: float) -> None:
 
 
 def _request(settings: Settings, own: ServeSettings, keys: tuple[str, ...], output: Output) -> dict[str, Any]:
-    """What `odmoe.cli.at_head` reads."""
+    """What `odmoe.at_head` reads."""
     given = settings.model_dump(mode="json", exclude_unset=True)
     mine = own.model_dump(mode="json", exclude_unset=True, exclude={"api_key", "api_key_file"})
     if settings.model:

@@ -6,7 +6,7 @@ import shutil
 import textwrap
 from collections.abc import Iterator
 
-from odmoe.commands.simulate_text import CAUSES, by_luck
+from odmoe.commands.texts.simulate_text import CAUSES, by_luck
 from odmoe.terminal import megabytes
 from scheduler.drafts.length import AUTO
 from scheduler.planning.assumptions import assumed

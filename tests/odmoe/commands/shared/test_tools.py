@@ -20,7 +20,7 @@ def test_help_fits_80_columns_and_imports_no_library(command: str) -> None:
         "import sys\n"
         f"for name in {HEAVY}: sys.modules[name] = None\n"
         f"sys.argv = ['odmoe', {command!r}, '--help']\n"
-        "from odmoe.cli.main import run\n"
+        "from odmoe.command_line import run\n"
         "sys.exit(run())\n"
     )
     environment = os.environ | {"COLUMNS": "80", "TERMINAL_WIDTH": "80"}

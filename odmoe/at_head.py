@@ -1,4 +1,4 @@
-"""`python -m odmoe.cli.at_head` runs on the main host and carries out one request of the launching machine, a JSON
+"""`python -m odmoe.at_head` runs on the main host and carries out one request of the launching machine, a JSON
 line."""
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ import threading
 import time
 from typing import Any
 
-from odmoe.cli.exit import outcome
 from odmoe.clusters.process import prepare_process, prepare_ray
+from odmoe.commands.shared.exit import outcome
 from odmoe.machines.head import SILENT_S, STOP
 from odmoe.settings.settings import Settings
 from odmoe.settings.sources import merged
@@ -29,7 +29,7 @@ def settings_here(given: dict[str, Any]) -> Settings:
 
 
 def _generate(request: dict[str, Any]) -> int:
-    """Answer the prompts of a request, as `odmoe.commands.generate_remote` writes it. Returns the exit code."""
+    """Answer the prompts of a request, as `odmoe.commands.over_ssh.generate` writes it. Returns the exit code."""
 
     def work() -> int:
         from odmoe.commands.generate import run_generate
@@ -46,7 +46,7 @@ def _generate(request: dict[str, Any]) -> int:
 
 
 def _serve(request: dict[str, Any]) -> int:
-    """Serve as `odmoe.commands.serve_remote` asks for, to this host alone. Says on standard output where, in a JSON
+    """Serve as `odmoe.commands.over_ssh.serve` asks for, to this host alone. Says on standard output where, in a JSON
     line. Returns the exit code."""
 
     def announce(name: str, address: tuple[str, int]) -> None:

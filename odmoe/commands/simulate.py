@@ -7,18 +7,14 @@ from typing import Any
 
 import typer
 
-from odmoe.cli.flags import SettingsCommand, with_settings
-from odmoe.cli.options import Json, PanelDebug, PanelQuiet
+from odmoe.commands.shared.flags import with_settings
+from odmoe.commands.shared.options import Json, PanelDebug, PanelQuiet
 from odmoe.settings.simulate_settings import SimulateSettings
 from odmoe.settings.table import flag
 from scheduler.errors import ConfigError
 
 
-def add_simulate(app: typer.Typer) -> None:
-    """`odmoe simulate`."""
-    app.command(cls=SettingsCommand)(with_settings(SimulateSettings)(simulate))
-
-
+@with_settings(SimulateSettings)
 def simulate(
     flags: dict[str, Any],
     as_json: Json = False,
@@ -32,7 +28,7 @@ def simulate(
     settings = SimulateSettings(**flags)
     if settings.replay is None:
         from odmoe.api.simulating import simulated
-        from odmoe.commands.simulate_text import show
+        from odmoe.commands.texts.simulate_text import show
         from odmoe.terminal import Terminal
 
         found = simulated(settings, Terminal(quiet, debug).progress).as_dict()
