@@ -16,6 +16,7 @@ from typing import Any
 from odmoe.clusters.process import prepare_process, prepare_ray
 from odmoe.commands.shared.exit import outcome
 from odmoe.machines.head import SILENT_S, STOP
+from odmoe.settings.derived import OUTPUT_FILES
 from odmoe.settings.settings import Settings
 from odmoe.settings.sources import merged
 
@@ -36,7 +37,7 @@ def _generate(request: dict[str, Any]) -> int:
         from odmoe.terminal import Output
 
         given = request["settings"]
-        given |= {name: os.path.expanduser(given[name]) for name in ("trace", "record") if name in given}
+        given |= {name: os.path.expanduser(given[name]) for name in OUTPUT_FILES if name in given}
         settings = settings_here({**given, "cluster": "auto"})
         output = Output(**request["output"])
         run_generate(settings, request["prompts"], output, request["listed"], request.get("cluster_name"))

@@ -15,7 +15,8 @@ from main_node.shape import model_shape
 from odmoe.clusters.devices import check_devices
 from odmoe.clusters.memory.budget import MemoryBudget, memory_budget, rows_at_once, rows_travel
 from odmoe.clusters.memory.slots import slot_memory
-from odmoe.settings.settings import CUDA, Settings
+from odmoe.settings.declarations import CUDA
+from odmoe.settings.settings import Settings
 from odmoe.settings.units import AUTO_SLOTS, parse_memory
 from odmoe.terminal import counted, megabytes
 from scheduler.errors import CheckpointError, ConfigError, LaunchError

@@ -15,7 +15,8 @@ from checkpoint.native.parameters import restoring_bytes
 from checkpoint.store import ExpertStore
 from odmoe.clusters.configuration import resources, with_precision
 from odmoe.clusters.devices import device_of
-from odmoe.settings.settings import CUDA, Settings
+from odmoe.settings.declarations import CUDA
+from odmoe.settings.settings import Settings
 from odmoe.settings.table import flag
 from odmoe.terminal import megabytes
 

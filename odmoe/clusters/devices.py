@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 import torch
 
 from checkpoint.devices.names import AUTO, accelerator, count, find_device
-from odmoe.settings.settings import CUDA, ROLES, Settings
+from odmoe.settings.declarations import CUDA, ROLES
+from odmoe.settings.settings import Settings
 from odmoe.settings.table import flag
 
 if TYPE_CHECKING:

@@ -8,13 +8,14 @@ import typer
 
 from odmoe.commands.shared.flags import with_settings
 from odmoe.commands.shared.options import ConfigAsForGenerate, LibrariesDebug
-from odmoe.settings.serve_settings import SERVED, ServeSettings
+from odmoe.settings.derived import SERVE_FLAGS
+from odmoe.settings.serve_settings import ServeSettings
 from odmoe.settings.settings import Settings
 from odmoe.settings.sources import effective
 from odmoe.settings.table import flag
 
 
-@with_settings(Settings, SERVED, ServeSettings)
+@with_settings(Settings, SERVE_FLAGS, ServeSettings)
 def serve(
     flags: dict[str, Any],
     config: ConfigAsForGenerate = None,

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from odmoe.commands.shared.options import Json, LibrariesDebug, ResultOnly
-from odmoe.settings.settings import DTYPES, EXPERTS, Settings
+from odmoe.settings.declarations import DTYPES, EXPERTS
+from odmoe.settings.settings import Settings
 from odmoe.settings.table import declared
 from odmoe.terminal import Output, Terminal
 from scheduler.errors import ConfigError

@@ -16,9 +16,10 @@ from odmoe.commands.shared.flags import with_settings
 from odmoe.commands.shared.options import Debug, Json, Quiet
 from odmoe.commands.shared.prompts import read_prompts
 from odmoe.commands.texts.verify_text import as_text
+from odmoe.settings.derived import VERIFY_FLAGS
 from odmoe.settings.settings import Settings
 from odmoe.settings.sources import effective
-from odmoe.settings.system_settings import CHOSEN, system_name
+from odmoe.settings.system_settings import system_name
 from odmoe.terminal import Terminal
 from odmoe.training.domains import training_prompts
 from scheduler.errors import ConfigError, CorruptCheckpointError, PromptError
@@ -29,38 +30,11 @@ if TYPE_CHECKING:
     from odmoe.commands.shared.comparison import Answer
 
 SAMPLES = 3
-SETTINGS = (
-    "system",
-    *CHOSEN,
-    "cluster",
-    "workers",
-    "slots",
-    "device_memory",
-    "memory",
-    "shadow",
-    "dtype",
-    "experts",
-    "loader",
-    "device",
-    "main_device",
-    "shadow_device",
-    "worker_device",
-    "token_predictor",
-    "predictor_learning_rate",
-    "group_size",
-    "align_token",
-    "align_kv",
-    "align",
-    "mini_batch",
-    "threads",
-    "store",
-)
-"""Settings of `generate` that could change an answer or the way it is computed."""
 
 Step = Callable[[], None]
 
 
-@with_settings(Settings, SETTINGS)
+@with_settings(Settings, VERIFY_FLAGS)
 def verify(
     flags: dict[str, Any],
     model: Annotated[str, typer.Argument(help="Model directory, GGUF file or org/name on the Hub")],

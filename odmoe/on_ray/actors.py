@@ -20,7 +20,8 @@ from odmoe.clusters.process import prefer_as_victim
 from odmoe.on_ray.answers import Answers
 from odmoe.on_ray.node_actor import NodeProcess, own_host
 from odmoe.on_ray.seats import group_size, hosts_of_launcher
-from odmoe.settings.settings import ROLES, Settings
+from odmoe.settings.declarations import ROLES
+from odmoe.settings.settings import Settings
 from odmoe.stores import open_verified
 from scheduler.errors import LaunchError, LinkError
 from scheduler.trace import Span

@@ -31,8 +31,8 @@ from odmoe.on_ray.host import check_reachable, check_running, check_token, kill_
 from odmoe.on_ray.ray_start import first_line, start_patiently
 from odmoe.on_ray.seats import MAIN, NAMESPACE, hosts_of_launcher
 from odmoe.on_ray.shutdown import end_orphans, stop_nodes
+from odmoe.settings.derived import FIXED_BY_UP, FIXED_WHILE_RUNNING, FROM_CLUSTER, OUTPUT_FILES
 from odmoe.settings.settings import Settings
-from odmoe.settings.system_settings import CHOSEN
 from odmoe.settings.table import flag
 from odmoe.terminal import counted
 from scheduler.errors import LaunchError, LinkError, ODMoEError
@@ -44,46 +44,6 @@ LOOK_S = 1.0
 REST_S = 60.0  # how long a first answer waits for the slowest nodes
 RECORD_S = 60.0  # how long trace and recording may take
 FIGURES_S = 4.0  # how long figures may take: who asks for them does so often, and waits
-SERVED = (
-    "workers",
-    "group_size",
-    "slots",
-    "device_memory",
-    "shadow",
-    "system",
-    *CHOSEN,
-    "token_predictor",
-    "predictor_learning_rate",
-    "align_token",
-    "align_kv",
-    "align",
-    "draft",
-    "draft_from",
-    "dtype",
-    "experts",
-    "loader",
-    "device",
-    "main_device",
-    "shadow_device",
-    "worker_device",
-    "check_loads",
-    "smaller_forms",
-    "profile",
-    "mini_batch",
-    "kernel",
-    "threads",
-    "ctx_size",
-    "queue",
-    "worker_wait",
-    "prefill_chunk",
-    "batch_dense",
-    "audit",
-)
-"""Settings that are fixed while the nodes run."""
-UP = ("parallel",)
-"""As `SERVED` for `odmoe up`. For a command that asks, it is how many prompts it sends at once."""
-OPEN = ("workers", "group_size", "dtype", "experts")
-"""Those of them that default to what the cluster or the store has."""
 
 
 class RayCluster:
@@ -392,17 +352,17 @@ def _differs(served: Serving, wanted: Settings, store: ExpertStore | None, whole
     `whole`, settings that were not given count as their defaults."""
     if store is not None and store.manifest.model_digest != served.fingerprint:
         return f"the cluster serves another model, {served.store}"
-    for name in (*SERVED, *UP) if whole else SERVED:
+    for name in (*FIXED_WHILE_RUNNING, *FIXED_BY_UP) if whole else FIXED_WHILE_RUNNING:
         runs, asked = served.dtype if name == "dtype" else getattr(served.settings, name), getattr(wanted, name)
         given = name in wanted.model_fields_set
-        if not given and name in OPEN:
+        if not given and name in FROM_CLUSTER:
             if whole and name == "dtype" and store is not None and store.manifest.dtype != runs:
                 return f"the cluster serves with {flag(name)} {runs}, not {store.manifest.dtype} as the model has it"
             if whole and name == "workers" and name in served.settings.model_fields_set:
                 return f"the cluster serves with {flag(name)} {runs}, not with all that it has"
         elif (given or whole) and runs != asked:
             return f"the cluster serves with {flag(name)} {runs}, not {asked}"
-    for name in ("trace", "record"):
+    for name in OUTPUT_FILES:
         if getattr(wanted, name) is not None and getattr(served.settings, name) is None:
             return f"the cluster's nodes keep no record for {flag(name)}"
     return None

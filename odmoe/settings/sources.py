@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from odmoe.settings.derived import LASTING_ONLY
 from odmoe.settings.settings import Settings
 from odmoe.settings.system_settings import check_read
-from odmoe.settings.table import flag
+from odmoe.settings.table import declared, flag
 from scheduler.alignment import FIXED
 from scheduler.errors import ConfigError
 from scheduler.policies.registry import CHOICES, is_read, keeps_all, readers
@@ -39,21 +40,19 @@ def variable(name: str) -> str:
 
 FLAG = 3
 """The rank of a flag; see `Effective`."""
-ONLY_LASTING = ("retry",)
-"""Settings that apply only where nodes outlive the command. Of other clusters a flag is an error, and a variable or the
-file is ignored: many commands share it."""
 _ALIGNMENT = ("align_token", "align_kv", "align")
 _VARIABLES = [*map(variable, Settings.model_fields), PREFIX + "CONFIG", API_KEY]
 
 
 def effective(flags: Mapping[str, Any], file: str | None = None, environ: Mapping[str, str] = os.environ) -> Effective:
     """Like `merged`, without the settings that a more specific choice makes unread: a value in the file must not forbid
-    a system that is chosen with a flag, and one of `ONLY_LASTING` no other kind of cluster. Raises ConfigError for any
+    a system that is chosen with a flag, and one of `LASTING_ONLY` no other kind of cluster. Raises ConfigError for any
     other setting that the system does not read."""
     found = merged(flags, file, environ)
     settings, origin, rank = found.settings, found.origin, found.rank
     ignored = {name for name in origin if rank[name] < _rank_of_choice(name, found)}
-    ignored |= {name for name in ONLY_LASTING if not settings.joined and rank.get(name, FLAG) < FLAG}
+    # Many commands share the environment and the file; a flag is an error for another kind of cluster.
+    ignored |= {name for name in LASTING_ONLY if not settings.joined and rank.get(name, FLAG) < FLAG}
     if ignored:
         kept = settings.model_dump(exclude_unset=True, exclude=ignored)
         settings = Settings(lambda name: origin.get(name, flag(name)), **kept)
@@ -159,8 +158,8 @@ def dump(found: Effective) -> str:
     for name in Settings.names():
         value = getattr(settings, name)
         shown: Any = list(value) if isinstance(value, tuple) else value
-        if name == "secret" and value:
-            lines.append(f"# secret: not shown  # {found.origin.get(name, 'default')}")
+        if declared(Settings, name).secret and value:
+            lines.append(f"# {name}: not shown  # {found.origin.get(name, 'default')}")
             continue
         text = yaml.safe_dump(shown, default_flow_style=True, width=1000).removesuffix("...\n")
         line = f"{name.replace('_', '-')}: {text.rstrip()}"

@@ -10,7 +10,8 @@ from checkpoint.sizes.configured_size import configured_size
 from checkpoint.sizes.model_size import count
 from checkpoint.store import ExpertStore
 from main_node.shape import limited_context, model_shape
-from odmoe.settings.settings import CUDA, Settings
+from odmoe.settings.declarations import CUDA
+from odmoe.settings.settings import Settings
 from odmoe.settings.units import parse_memory
 from odmoe.terminal import megabytes
 from scheduler.core.dispatch import LEAST_ROWS, MOST_PARTS

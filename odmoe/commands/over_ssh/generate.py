@@ -16,11 +16,12 @@ from typing import IO, Any
 
 from odmoe.api.checks import check_early
 from odmoe.machines.cluster_file import ClusterFile, read_cluster_file
-from odmoe.machines.head import AT_HEAD, HERE_ONLY, Head
+from odmoe.machines.head import AT_HEAD, Head
 from odmoe.machines.home import cluster_dir
 from odmoe.machines.ssh import Ssh
 from odmoe.machines.ssh_process import Remote
 from odmoe.machines.up import up
+from odmoe.settings.derived import HERE_ONLY, OUTPUT_FILES
 from odmoe.settings.settings import Settings
 from odmoe.stores import prepare_store
 from odmoe.terminal import Output, Terminal
@@ -31,8 +32,6 @@ FETCH_S = 120.0
 """Longest time to copy a trace or a record."""
 STATUS_S = 30.0
 """Longest wait for the main host to report which model it serves."""
-KEPT_FILES = ("trace", "record")
-"""Settings that name a file which the main host writes and this machine keeps."""
 
 
 def ask(settings: Settings, prompts: list[str], output: Output, listed: bool = False) -> int:
@@ -46,7 +45,7 @@ def ask(settings: Settings, prompts: list[str], output: Output, listed: bool = F
     bring_up(settings, cluster, output)
     dumped = settings.model_dump(mode="json", exclude_unset=True)
     given = {name: value for name, value in dumped.items() if name not in HERE_ONLY}
-    kept = {name: f"~/odmoe/{name}-{secrets.token_hex(8)}" for name in KEPT_FILES if name in given}
+    kept = {name: f"~/odmoe/{name}-{secrets.token_hex(8)}" for name in OUTPUT_FILES if name in given}
     given |= kept
     with Ssh.of(cluster, cluster_dir(cluster.name)) as ssh:
         remote = ssh.start(cluster.main, AT_HEAD)

@@ -23,11 +23,12 @@ from odmoe.commands.over_ssh.generate import bring_up, pass_on
 from odmoe.commands.over_ssh.relay import Relay
 from odmoe.log_thread import utc_time
 from odmoe.machines.cluster_file import ClusterFile, read_cluster_file
-from odmoe.machines.head import AT_HEAD, HERE, HERE_ONLY, HERE_S, SILENT_S, STOP
+from odmoe.machines.head import AT_HEAD, HERE, HERE_S, SILENT_S, STOP
 from odmoe.machines.home import cluster_dir
 from odmoe.machines.ssh import Ssh
 from odmoe.machines.ssh_process import Remote
 from odmoe.serve.start import bound, url_of
+from odmoe.settings.derived import HERE_ONLY
 from odmoe.settings.serve_settings import ServeSettings
 from odmoe.settings.settings import Settings
 from odmoe.terminal import Output, Terminal

@@ -11,8 +11,6 @@ from typer.core import TyperCommand
 
 from odmoe.settings.table import HEADINGS, Declared, Table, declared, flag
 
-NOT_FLAGS = frozenset({"secret"})
-"""Settings without a flag, because a process list would show their values to everyone on the machine."""
 _LISTED = 6
 """Most names that the help of a flag lists; of more names it lists only the first ones."""
 _FILES = ("a file", "a path", "a directory")
@@ -27,7 +25,7 @@ def with_settings(
     """Makes `command(flags, ...)` a command with a flag for every setting, or only for those of `only`, and for those
     of the table `beside`. The command receives in `flags` the settings that were given. Register it with
     `cls=SettingsCommand`."""
-    names = [name for name in table.names() if name not in NOT_FLAGS and (not only or name in only)]
+    names = [name for name in table.names() if not declared(table, name).secret and (not only or name in only)]
     settings = [parameter for name in names for parameter in _parameters(table, name)]
     if beside is not None:
         settings += [parameter for name in beside.names() for parameter in _parameters(beside, name)]

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from odmoe.settings import settings as module
-from odmoe.settings.settings import CLUSTERS, DTYPES, KERNELS, LOADERS, SHADOWS, Settings
+from odmoe.settings.declarations import CLUSTERS, DTYPES, KERNELS, LOADERS, SHADOWS
+from odmoe.settings.settings import Settings
 from scheduler.alignment import Alignment
 from scheduler.errors import ConfigError
 
