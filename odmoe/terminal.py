@@ -56,7 +56,7 @@ class Terminal:
         self.console = Console(stderr=True, quiet=quiet, highlight=False)
         self.debug = debug
 
-    def complain(self, text: str) -> None:
+    def print_always(self, text: str) -> None:
         """A line that is shown with --quiet too."""
         print(one_line(text), file=self.console.file, flush=True)
 

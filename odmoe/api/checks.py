@@ -19,11 +19,11 @@ def check_start(settings: Settings, named: Callable[[str], str], ends: str) -> N
     ConfigError.
     """
     cluster = f"{named('cluster')} {settings.cluster}"
-    if not settings.model and not settings.joined:
+    if not settings.model and not settings.uses_existing_ray:
         raise ConfigError(
             f"{named('model')} is not given, and {cluster} needs one; give a model directory, such as models/demo-moe"
         )
-    if settings.retry and not settings.joined:
+    if settings.retry and not settings.uses_existing_ray:
         raise ConfigError(
             f"{named('retry')} is {settings.retry} with {cluster}, whose main node ends with this {ends}; allowed: a "
             "cluster that lasts, such as auto or host:port"

@@ -50,7 +50,7 @@ def choose_devices(
             chosen[f"{role}_device"] = str(device) if _fits(role, device, needed, held) else "cpu"
         if chosen.get(f"{role}_device") != "cpu":
             taken[device] = held + needed
-    return settings.but(**chosen)
+    return settings.replace(**chosen)
 
 
 def role_bytes(store: ExpertStore, role: str, scheme: str) -> int:

@@ -51,13 +51,13 @@ def emulation_of(settings: Settings) -> Emulation | None:
     return Emulation(find_profile(settings.profile), duplex=settings.system_config.prefill == "ahead")
 
 
-def travelling(node: Node, emulation: Emulation | None) -> Node:
-    """The node, with its end of each stream timed by the profile."""
+def with_timing(node: Node, emulation: Emulation | None) -> Node:
+    """The node, with its end of each stream timed by the profile. Without emulation, the node itself."""
     return node if emulation is None else TimedNode(node, emulation)
 
 
-def travelled(emulation: Emulation | None, engine: Engine) -> Callable[[Connect], Connect]:
-    """Like `travelling`, for the main node's end of its streams, which all share its link."""
+def timed_connect(emulation: Emulation | None, engine: Engine) -> Callable[[Connect], Connect]:
+    """As `with_timing`, for the main node's end of its streams, which all share its link: wraps a `Connect`."""
     if emulation is None:
         return lambda to: to
     owed = emulation.agenda.expected = ExpectedPredictions(emulation.profile)
@@ -142,7 +142,7 @@ def make_worker(
         settings.check_loads,
         settings.threads_a_node,
     )
-    return travelling(worker, emulation)
+    return with_timing(worker, emulation)
 
 
 def make_shadow(settings: Settings, store: ExpertStore, emulation: Emulation | None) -> Node:
@@ -154,7 +154,7 @@ def make_shadow(settings: Settings, store: ExpertStore, emulation: Emulation | N
     manifest, pace = store.manifest, ShadowPace(emulation) if emulation else None
     model = ShadowModel(store, settings.shadow, str(device))
     shadow = Shadow("shadow", model, manifest.model_digest, manifest.dtype, pace)
-    return travelling(shadow, emulation)
+    return with_timing(shadow, emulation)
 
 
 def make_main(settings: Settings, store: ExpertStore, engine: Engine, shadow: ShadowStart | None) -> MainNode:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from odmoe.api.checks import check_early, check_start
-from odmoe.api.options import how_of
+from odmoe.api.options import options_from_settings
 from odmoe.api.records import shadow_of, write_records
 from odmoe.clusters.node_watch import NodeWatch
 from odmoe.clusters.process import prepare_process
@@ -63,7 +63,7 @@ def generate(
     check_start(settings, flag, "command")
     prompt_texts = read_prompts(prompt, prompts)
     output, listed = Output(as_json, quiet, debug), prompts is not None
-    if settings.cluster_file:
+    if settings.has_cluster_file:
         from odmoe.commands.over_ssh.generate import ask
 
         raise typer.Exit(ask(settings, prompt_texts, output, listed))
@@ -92,7 +92,7 @@ class Job:
     def answer(self, ids: list[int], show: Callable[[str], None]) -> tuple[str, Report | None]:
         """One answer. `show` gets the text that each token completes, often empty."""
         settings, pieces = self.settings, []
-        with self.model.answer(ids, settings.max_new_tokens, how_of(settings), self.notify) as answer:
+        with self.model.answer(ids, settings.max_new_tokens, options_from_settings(settings), self.notify) as answer:
             self.under_way.add(answer)
             try:
                 for piece in answer:
@@ -214,7 +214,7 @@ def _answer_one(job: Job, ids: list[int], output: Output, terminal: Terminal) ->
 def progress_of(tokens: int, served: Settings) -> str:
     """What is shown of an answer after so many tokens. Where the nodes start with the command, the second token waits
     for the shadow."""
-    waits = tokens == 1 and served.shadowed and not served.joined
+    waits = tokens == 1 and served.shadowed and not served.uses_existing_ray
     return f"answering: {counted(tokens, 'token')}" + "; decoding begins when the shadow is ready" * waits
 
 
@@ -237,7 +237,7 @@ def _answer_all(job: Job, prompts: list[list[int]], texts: list[str], output: Ou
                 if output.json:
                     _write(json.dumps({"prompt": number, "error": error}) + "\n")
                 else:
-                    terminal.complain(f"prompt {number}: {error['type']}: {error['message']}")
+                    terminal.print_always(f"prompt {number}: {error['type']}: {error['message']}")
                 continue
             text, report = outcome
             if report is not None:

@@ -38,7 +38,7 @@ def serve(
     from odmoe.terminal import Output
 
     output = Output(False, quiet, debug)
-    if settings.cluster_file:
+    if settings.has_cluster_file:
         from odmoe.commands.over_ssh.serve import serve_there
 
         raise typer.Exit(serve_there(settings, own, keys, output))

@@ -65,7 +65,7 @@ def verify(
     settings = effective(flags | {"model": model}, config).settings
     if tokens < 1:
         raise ConfigError(f"--tokens is {tokens}; allowed: 1, 2, ...")
-    if settings.joined:
+    if settings.uses_existing_ray:
         raise ConfigError(
             f"--cluster is {settings.cluster!r}; allowed for verify: embedded, local (the reference needs the whole "
             "model on this machine)"

@@ -93,7 +93,7 @@ def up(file: Path, settings: Settings, terminal: Terminal, timeout_s: float = 30
         raise ConfigError("--model is not given; give a model directory, e.g. -m models/demo-moe")
     cluster = read_cluster_file(file)
     for host in cluster.hosts:
-        settings.but(**host.settings)  # a host's own may not go with those of all
+        settings.replace(**host.settings)  # a host's own may not go with those of all
     _check_model(settings.model)
     hosted(settings, None if settings.profile is None else find_profile(settings.profile))
     folder = cluster_dir(cluster.name)
@@ -103,7 +103,7 @@ def up(file: Path, settings: Settings, terminal: Terminal, timeout_s: float = 30
             work.run(timeout_s, take_over)
         except BaseException as error:
             if isinstance(error, KeyboardInterrupt):
-                terminal.complain(f"{work.reached.value}{_next(work.reached, file)}")
+                terminal.print_always(f"{work.reached.value}{_next(work.reached, file)}")
             work.give_up()
             raise
 
@@ -323,7 +323,7 @@ class _BringUp:
                 why = f"no heartbeat for {row['heartbeat_s']:.0f} s"
             else:
                 why = row["detail"] or f"still {row['state']}"
-            self._complain(f"{host.name} ({host.address}): {why}")
+            self._print_always(f"{host.name} ({host.address}): {why}")
         names = ", ".join(host.name for host in behind) or "none"
         return LaunchError(
             f"{message}; not ready: {names}; odmoe status {self._cluster.path} shows the hosts, odmoe down ends them"
@@ -332,7 +332,7 @@ class _BringUp:
     def _give_up(self, failed: dict[str, HostError], how: str) -> None:
         """Print every host that failed. Raises LaunchError if any did."""
         for error in failed.values():
-            self._complain(str(error))
+            self._print_always(str(error))
         if failed:
             count, names = len(failed), ", ".join(self._names(failed))
             raise LaunchError(f"{count} of {len(self._cluster.hosts)} hosts {how}: {names}; each is explained above")
@@ -343,8 +343,8 @@ class _BringUp:
     def _say(self, text: str) -> None:
         self._terminal.console.print(text, markup=False, soft_wrap=True)
 
-    def _complain(self, text: str) -> None:
-        self._terminal.complain(text)
+    def _print_always(self, text: str) -> None:
+        self._terminal.print_always(text)
 
 
 def _quoted(line: str | None) -> str:

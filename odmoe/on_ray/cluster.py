@@ -27,7 +27,7 @@ from odmoe.clusters.process import undisturbed
 from odmoe.on_ray.actors import Main, Serving
 from odmoe.on_ray.answers import HELD_S, LOOKS
 from odmoe.on_ray.calls import CONTROL_S, GROUPS, QUICK, START, HeldAnswers, RayAnswer, get, get_unless
-from odmoe.on_ray.host import check_reachable, check_running, check_token, kill_half_started, warn_of_strangers
+from odmoe.on_ray.host import check_reachable, check_running, check_token, kill_half_started, warn_if_no_token
 from odmoe.on_ray.ray_start import first_line, start_patiently
 from odmoe.on_ray.seats import MAIN, NAMESPACE, hosts_of_launcher
 from odmoe.on_ray.shutdown import end_orphans, stop_nodes
@@ -136,13 +136,13 @@ class RayCluster:
         return True
 
     def _start(self, settings: Settings, store: str) -> None:
-        if settings.joined:
+        if settings.uses_existing_ray:
             end_orphans()
         self._check_room(settings)
         self._worker_wait_s = settings.worker_wait
-        if not settings.joined:
-            settings = settings.but(secret=settings.secret or secrets.token_hex(16))
-        lasting = {"lifetime": "detached"} if settings.joined else {}
+        if not settings.uses_existing_ray:
+            settings = settings.replace(secret=settings.secret or secrets.token_hex(16))
+        lasting = {"lifetime": "detached"} if settings.uses_existing_ray else {}
         groups: dict[str, Any] = {"concurrency_groups": GROUPS}
         made = ray.remote(**groups)(Main).options(
             name=MAIN,
@@ -150,7 +150,7 @@ class RayCluster:
             num_cpus=0,
             resources={"main_node": 1},
             max_concurrency=settings.parallel + settings.queue + 1,  # one more, which hears that the queue is full
-            max_restarts=-1 if settings.joined else 0,
+            max_restarts=-1 if settings.uses_existing_ray else 0,
             max_task_retries=0,
             **lasting,
         )
@@ -167,7 +167,7 @@ class RayCluster:
         """Wait until every node is ready, or until `rest_s` after the first worker. Raises LaunchError if no worker is
         ready within `launch_s`. For `local` the main node has already waited."""
         begun, serves = time.monotonic(), None
-        while settings.joined:
+        while settings.uses_existing_ray:
             nodes = self.nodes()
             missing = [node for node in nodes if node["state"] != "ready"]
             if nodes and not missing:
@@ -187,7 +187,7 @@ class RayCluster:
         """Check that there are enough hosts of each role, free within FREE_S: those of an ended run take a while."""
         wanted = {"main_node": 1, "shadow_node": int(settings.shadowed)}
         wanted["worker_node"] = settings.workers if settings.workers_given else 1
-        if settings.joined and hosts_of_launcher():  # the launcher is starting the others
+        if settings.uses_existing_ray and hosts_of_launcher():  # the launcher is starting the others
             wanted = {"main_node": 1}
         found = ray.cluster_resources()
         for role, count in wanted.items():
@@ -328,7 +328,7 @@ def connect_ray(address: str) -> None:
     except (ConnectionError, RayError, ValueError, RuntimeError) as error:
         reason = str(error).splitlines()[0]
         raise LaunchError(f"no Ray cluster at {address!r}: {reason}; start one, or use --cluster local") from error
-    warn_of_strangers(ray.get_runtime_context().gcs_address)
+    warn_if_no_token(ray.get_runtime_context().gcs_address)
 
 
 def _token() -> dict[str, str]:

@@ -84,11 +84,11 @@ class NodeActor(NodeProcess):
 
 def workers_here(settings: Settings) -> int:
     """The workers that share this machine's memory: all of a local cluster, else as many as this host has seats for."""
-    if not settings.joined:
+    if not settings.uses_existing_ray:
         return settings.workers
     return max(1, sum(seat.address == own_host(settings) for seat in offered(ray.nodes(), "worker_node")))
 
 
 def own_host(settings: Settings) -> str:
     """The address of this node's server: loopback for `local`, else this host's address in the cluster."""
-    return str(ray.util.get_node_ip_address()) if settings.joined else settings.host
+    return str(ray.util.get_node_ip_address()) if settings.uses_existing_ray else settings.host

@@ -14,8 +14,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from odmoe.serve.access_log import FORMATS, GONE, AccessLog
-from odmoe.serve.api_error import ApiError, ClientGoneError, told
-from odmoe.serve.callers import Crowded, Keys, OwnPages
+from odmoe.serve.api_error import ApiError, ClientGoneError, to_api_error
+from odmoe.serve.callers import Crowded, CsrfGuard, Keys
 from odmoe.serve.routes import add_answers
 from odmoe.serve.status import add_status
 from scheduler.errors import ODMoEError
@@ -55,7 +55,7 @@ def make_app(service: Service, access: Access) -> FastAPI:
     if access.keys:
         app.add_middleware(Keys, keys=access.keys, refused=service.meter.refused)
     else:
-        app.add_middleware(OwnPages, origins=access.origins, refused=service.meter.refused)
+        app.add_middleware(CsrfGuard, origins=access.origins, refused=service.meter.refused)
     if access.origins:
         app.add_middleware(
             CORSMiddleware,
@@ -86,7 +86,7 @@ def _add_errors(app: FastAPI, service: Service) -> None:
             error = ApiError(error.status_code, _no_route(request, error), code="no_route")
         record = request.state.record
         service.log_failure(record.id, error)
-        answer = told(error, record.id)
+        answer = to_api_error(error, record.id)
         if answer.param == "prompt" and record.path.endswith("/chat/completions"):
             answer.param = "messages"  # of which the prompt is made
         if record.finish is None:  # no answer has begun

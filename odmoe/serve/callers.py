@@ -13,9 +13,9 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from odmoe.serve.api_error import SERVER, ApiError
 from odmoe.settings.serve_settings import is_loopback
 
-OPEN = ("/health", "/ready")
+WITHOUT_KEY = ("/health", "/ready")
 """Paths that need no key: what watches the process has none."""
-STATUS = (*OPEN, "/metrics")
+STATUS = (*WITHOUT_KEY, "/metrics")
 """Paths of what watches the service: they are answered on spare connections too."""
 WITHOUT_EFFECT = ("GET", "HEAD", "OPTIONS")
 """Methods of requests that change nothing. A page cannot read their responses, unless it is allowed to."""
@@ -30,7 +30,7 @@ class Keys:
         self._keys = [key.encode() for key in keys]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["path"] in OPEN or self._known(Headers(scope=scope)):
+        if scope["type"] != "http" or scope["path"] in WITHOUT_KEY or self._known(Headers(scope=scope)):
             await self._app(scope, receive, send)
             return
         error = ApiError(
@@ -46,9 +46,10 @@ class Keys:
         return scheme.lower() == "bearer" and any(same)
 
 
-class OwnPages:
-    """Refuses a Host that is not loopback: a page's own name may have been made to lead here. And an Origin of another
-    host that is none of `origins`: browsers send some requests of pages without asking."""
+class CsrfGuard:
+    """Protects a service without keys from pages in a browser on this machine. A Host that is not loopback is refused,
+    against DNS rebinding. An Origin of another host is refused unless it is one of `origins`, against cross-site
+    request forgery (CSRF)."""
 
     def __init__(self, app: ASGIApp, origins: Sequence[str], refused: Callable[[str], None]) -> None:
         """`refused`: told why."""

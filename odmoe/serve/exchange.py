@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from odmoe.api.text_answer import Piece
-from odmoe.serve.answers import Got
-from odmoe.serve.api_error import ApiError, ClientGoneError, told
+from odmoe.serve.answers import AnswerEvent, OnPut
+from odmoe.serve.api_error import ApiError, ClientGoneError, to_api_error
 
 if TYPE_CHECKING:
     from main_node.report import Report
@@ -30,11 +29,11 @@ class Exchange:
         service: Service,
         record: Record,
         wanted: EngineRequest,
-        on_put: Callable[[Got], None] = lambda item: None,
+        on_put: OnPut = lambda item: None,
     ) -> None:
-        """`on_put`: told of each result, in its thread. Raises QueueFullError."""
+        """Raises QueueFullError."""
         self.service, self.record, self.wanted = service, record, wanted
-        self._answers = service.desk.start(wanted.makes(service), on_put)
+        self._answers = service.answer_pool.start(wanted.answer_factories(service), on_put)
         self.tokens = 0
         """Of all its answers."""
         self._last = dict.fromkeys(range(self._answers.count), record.began)
@@ -50,7 +49,7 @@ class Exchange:
     def stop(self, error: Exception) -> None:
         """`take` raises `error`, what is left is given up. Without effect on answers that are whole."""
         if self._last:
-            self._answers.feed.fail(error)
+            self._answers.events.fail(error)
             self._answers.cancel()
 
     @property
@@ -58,13 +57,13 @@ class Exchange:
         """Whether all that is meant for the client has come."""
         return not self._last
 
-    async def take(self) -> list[Got]:
+    async def take(self) -> list[AnswerEvent]:
         """Pieces that have come since the last call, at least one, unless it is `whole`. Raises what ends it."""
-        found: list[Got] = []
+        found: list[AnswerEvent] = []
         while self._last and not found:
             if self._failure is None:
                 try:
-                    found = self._noted(await self._answers.feed.take())
+                    found = self._noted(await self._answers.events.take())
                 except Exception as error:
                     self._failure = error
                     raise
@@ -78,9 +77,9 @@ class Exchange:
         with contextlib.suppress(TimeoutError, ApiError, ClientGoneError):
             async with asyncio.timeout(REPORTS_S):
                 while self._owed:
-                    self._noted(await self._answers.feed.take())
+                    self._noted(await self._answers.events.take())
 
-    def _noted(self, got: list[Got]) -> list[Got]:
+    def _noted(self, got: list[AnswerEvent]) -> list[AnswerEvent]:
         """Those of them that are for the client, up to the first error."""
         found = []
         for one in got:
@@ -99,7 +98,7 @@ class Exchange:
                 break
         return found
 
-    def _note_piece(self, got: Got, piece: Piece) -> None:
+    def _note_piece(self, got: AnswerEvent, piece: Piece) -> None:
         meter, record = self.service.meter, self.record
         self.tokens += 1
         before, self._last[got.choice] = self._last[got.choice], got.at
@@ -148,4 +147,4 @@ def _why(error: Exception | None) -> str:
     """Why answers ended that are not whole, for log and metrics."""
     if error is None or isinstance(error, ClientGoneError):
         return "cancelled"
-    return told(error).code or "error"
+    return to_api_error(error).code or "error"

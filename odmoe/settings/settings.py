@@ -28,7 +28,7 @@ class Settings(Declarations):
             raise ConfigError(
                 f"{named('group_size')} is {self.group_size}; allowed: 1 to {named('workers')} ({self.workers})"
             )
-        if self.cluster not in CLUSTERS and not self.cluster_file and not is_address(self.cluster):
+        if self.cluster not in CLUSTERS and not self.has_cluster_file and not is_address(self.cluster):
             allowed = declared(Settings, "cluster").allowed
             raise ConfigError(f"{named('cluster')} is {self.cluster!r}; allowed: {allowed}")
         most = MAX_WORKERS_HERE.get(self.cluster, MAX_WORKERS)
@@ -68,7 +68,7 @@ class Settings(Declarations):
         if self.device_memory is not None or self.slots_given:
             other = named("device_memory" if self.device_memory is not None else "slots")
             raise ConfigError(f"{named('memory')} is given with {other}, which decides on the slots; give one of them")
-        if self.joined:
+        if self.uses_existing_ray:
             raise ConfigError(
                 f"{named('memory')} is for nodes that are all on this machine, and {named('cluster')} is "
                 f"{self.cluster}; give {named('device_memory')} or {named('slots')}"
@@ -139,19 +139,19 @@ class Settings(Declarations):
         return self.threads or (max(1, cores // 2) if shared else cores)
 
     @property
-    def joined(self) -> bool:
+    def uses_existing_ray(self) -> bool:
         """Whether the nodes belong to a Ray cluster that runs before and after this command."""
         return self.cluster not in ("embedded", "local")
 
     @property
-    def cluster_file(self) -> bool:
+    def has_cluster_file(self) -> bool:
         """Whether `cluster` is a cluster file. Commands then reach the main host over ssh."""
         return self.cluster.endswith((".yaml", ".yml"))
 
     @property
     def workers_given(self) -> bool:
         """Whether the number of workers is known here. On a Ray cluster it is known only if the setting is given."""
-        return self.given("workers") or not self.joined
+        return self.given("workers") or not self.uses_existing_ray
 
     @property
     def slots_given(self) -> bool:
@@ -183,8 +183,8 @@ class Settings(Declarations):
         live = KV_AUTO if self.drafts and self.draft_from == "shadow" else AUTO
         return Alignment(self.align_token, self.align_kv, tuning=FIXED if self.align == FIXED else live)
 
-    def but(self, **changes: Any) -> Settings:
-        """A copy of these settings with `changes`, checked again. Settings that were not given stay not given."""
+    def replace(self, **changes: Any) -> Settings:
+        """A copy with `changes`, checked again. Settings that were not given stay not given. Raises ConfigError."""
         return Settings(**(self.model_dump(exclude_unset=True) | changes))
 
 

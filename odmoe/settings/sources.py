@@ -52,7 +52,7 @@ def effective(flags: Mapping[str, Any], file: str | None = None, environ: Mappin
     settings, origin, rank = found.settings, found.origin, found.rank
     ignored = {name for name in origin if rank[name] < _rank_of_choice(name, found)}
     # Many commands share the environment and the file; a flag is an error for another kind of cluster.
-    ignored |= {name for name in LASTING_ONLY if not settings.joined and rank.get(name, FLAG) < FLAG}
+    ignored |= {name for name in LASTING_ONLY if not settings.uses_existing_ray and rank.get(name, FLAG) < FLAG}
     if ignored:
         kept = settings.model_dump(exclude_unset=True, exclude=ignored)
         settings = Settings(lambda name: origin.get(name, flag(name)), **kept)
@@ -100,10 +100,10 @@ def merged(flags: Mapping[str, Any], file: str | None = None, environ: Mapping[s
         where = Path(os.path.expanduser(path)) if path else default_file(environ)
         for name, value in read_file(where).items():
             values[name], origin[name], rank[name] = value, f"{name.replace('_', '-')} in {where}", 1
-    strangers = [key for key in environ if key.startswith(PREFIX) and key not in _VARIABLES]
-    if strangers:
-        near = nearest(strangers[0], _VARIABLES)
-        raise ConfigError(f"{strangers[0]} is set in the environment but is not a setting{near}")
+    unknown_names = [key for key in environ if key.startswith(PREFIX) and key not in _VARIABLES]
+    if unknown_names:
+        near = nearest(unknown_names[0], _VARIABLES)
+        raise ConfigError(f"{unknown_names[0]} is set in the environment but is not a setting{near}")
     for name in Settings.model_fields:
         text = environ.get(variable(name))
         if text is not None:

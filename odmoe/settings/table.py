@@ -118,15 +118,15 @@ def again(table: type[Table], name: str, **changes: Any) -> Any:
     return replace(declared(table, name), **changes).field()
 
 
-def _no_truth(value: Any) -> Any:
+def _reject_bool(value: Any) -> Any:
     """Reject a bool, such as YAML's `yes`, where a number is expected."""
     if isinstance(value, bool):
         raise ValueError("a number is expected")
     return value
 
 
-Count = Annotated[int, BeforeValidator(_no_truth)]
-Number = Annotated[float, BeforeValidator(_no_truth)]
+Count = Annotated[int, BeforeValidator(_reject_bool)]
+Number = Annotated[float, BeforeValidator(_reject_bool)]
 
 
 class Table(BaseModel):

@@ -56,7 +56,7 @@ def variations(base: Settings, full: bool) -> Iterator[Settings]:
         combinations = [first] + [{**first, n: v} for n, values in axes.items() for v in values[1:]]
     for combination in combinations:
         period = combination.pop("periods")
-        yield base.but(**combination, align_token=period, align_kv=period)
+        yield base.replace(**combination, align_token=period, align_kv=period)
 
 
 def several(base: Settings, drafts: list[str]) -> Iterator[Settings]:
@@ -64,7 +64,7 @@ def several(base: Settings, drafts: list[str]) -> Iterator[Settings]:
     are not split, so that logits are comparable bit for bit."""
     for draft, shadow, slots in itertools.product(drafts, ["int8", "nf4", "fp16", "none"], [1, 2]):
         source = "prompt" if shadow == "none" else "shadow"
-        yield base.but(shadow=shadow, slots=slots, mini_batch=4096, draft=draft, draft_from=source)
+        yield base.replace(shadow=shadow, slots=slots, mini_batch=4096, draft=draft, draft_from=source)
 
 
 def wait_for_drafts(drafting: Any, most: int) -> None:

@@ -102,14 +102,14 @@ class Sweep:
         )
         if params["how"] == "recorded":
             return recorded_runs.record(self._kept, settings, self._prompts, self._args.tokens, self._path(pair))
-        emulated = settings.but(profile=params["profile"], workers=self._profiles[params["profile"]].workers)
+        emulated = settings.replace(profile=params["profile"], workers=self._profiles[params["profile"]].workers)
         if params["how"] == "emulated":
             cluster = self._kept.cluster(emulated, warm=self._prompts[0])
             report = answer(cluster, self._prompts[0], self._args.tokens)
             return {"tokens_per_s": [report.decode_tokens_per_s]}
         if params["how"] in ("live", "kept"):
             align = AUTO if params["how"] == "live" else FIXED
-            cluster = self._kept.cluster(emulated.but(align=align), warm=self._prompts[0])
+            cluster = self._kept.cluster(emulated.replace(align=align), warm=self._prompts[0])
             for _ in range(params["rounds"]):
                 for prompt in self._prompts:
                     answer(cluster, prompt, self._args.tokens)

@@ -80,7 +80,7 @@ class Sweep:
         size = None if params["mini_batch"] == OWN else params["mini_batch"] or NONE
         if params["how"] == "emulated":
             changes = {"profile": params["profile"], "prefill": params["prefill"], "mini_batch": size}
-            cluster = self._kept.cluster(base.but(**changes), warm=prompts[0])
+            cluster = self._kept.cluster(base.replace(**changes), warm=prompts[0])
             return {"ttft_s": [answer(cluster, prompt, 1).ttft_s for prompt in prompts]}
         system = SystemConfig("none", prefill=params["prefill"])
         found = recorded_runs.requests(self._path(length), prompts, 1)

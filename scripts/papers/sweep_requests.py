@@ -83,12 +83,14 @@ class Sweep:
     def measure(self, params: dict[str, Any]) -> dict[str, Any]:
         settings = Settings(model=self._args.model, dtype="float32", shadow=self._args.shadow)
         if params["how"] == "recorded":
-            late = settings.but(departure=LATE)  # what the shadow predicts then does not depend on this machine's speed
+            late = settings.replace(
+                departure=LATE
+            )  # what the shadow predicts then does not depend on this machine's speed
             return recorded_runs.record(self._kept, late, self._prompts, self._args.tokens, self._path())
         count, batched = params["requests"], params["way"] == "batched"
         if params["how"] == "emulated":
             changes = {"profile": self._args.profile, "slots": params["slots"], "batch_dense": batched, "threads": 1}
-            cluster = self._kept.cluster(settings.but(**changes, parallel=max(REQUESTS)), warm=self._prompts[0])
+            cluster = self._kept.cluster(settings.replace(**changes, parallel=max(REQUESTS)), warm=self._prompts[0])
             return figures(answered_together(cluster, self._prompts[:count], self._args.tokens))
         found = recorded_runs.requests(self._path(), self._prompts, self._args.tokens)[:count]
         scenario = Scenario(self._profile, requests=count, slots=params["slots"], batch_dense=batched)

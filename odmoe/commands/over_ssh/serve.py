@@ -69,7 +69,7 @@ def serve_there(settings: Settings, own: ServeSettings, keys: tuple[str, ...], o
                 if not service.served or retry == settings.retry:
                     raise
                 retry += 1
-                terminal.complain(f"{utc_time()} {error}; retry {retry} of {settings.retry}")
+                terminal.print_always(f"{utc_time()} {error}; retry {retry} of {settings.retry}")
 
 
 class _Service:
@@ -135,7 +135,7 @@ class _Service:
                 self._relay.lead_to(ssh.forward(cluster.main, serving["port"]))
                 _check(self._relay.address, cluster)
                 self.served, self._since = True, time.monotonic()
-                self._terminal.complain(f"serving {serving['name']} at {url_of(self._relay.address)}")
+                self._terminal.print_always(f"serving {serving['name']} at {url_of(self._relay.address)}")
         threads[1].join(CHECK_S)
         try:
             code = remote.process.wait(CHECK_S)

@@ -6,7 +6,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from odmoe.serve.openai import logprobs
-from odmoe.serve.openai.engine_request import EngineRequest, how_of
+from odmoe.serve.openai.engine_request import EngineRequest, options_from_request
 from odmoe.serve.openai.parts import Part
 from odmoe.serve.openai.templates import chat_text
 from odmoe.serve.openai.tool_calls import Message, check_parser, parse_answer
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 def to_engine_request(service: Service, request: ChatRequest) -> tuple[EngineRequest, str]:
     """The request for the engine, and the chat's text. In a thread: it encodes the chat. Raises PromptError,
     ApiError."""
-    how = how_of(service, request)
+    how = options_from_request(service, request)
     if request.logprobs:
         how["logprobs"] = request.top_logprobs or 0
     text = chat_text(service.tokenizer, request)

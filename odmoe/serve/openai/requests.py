@@ -121,8 +121,8 @@ class Strict(BaseModel):
         if not isinstance(given, dict):
             return given
         known = {field.alias or name for name, field in cls.model_fields.items()}
-        strangers = (name for name in given if name not in known)
-        kept = known.union(itertools.islice(strangers, 1))
+        unknown_names = (name for name in given if name not in known)
+        kept = known.union(itertools.islice(unknown_names, 1))
         return {name: given[name] for name in given if name in kept}
 
 

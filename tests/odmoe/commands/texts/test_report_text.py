@@ -284,4 +284,4 @@ def test_progress_says_what_decoding_waits_for() -> None:
     ours, joined = Settings(model="m"), Settings(model="m", cluster="auto")
     assert progress_of(1, ours) == "answering: 1 token; decoding begins when the shadow is ready"
     assert progress_of(2, ours) == "answering: 2 tokens"
-    assert progress_of(1, ours.but(shadow="none")) == progress_of(1, joined) == "answering: 1 token"
+    assert progress_of(1, ours.replace(shadow="none")) == progress_of(1, joined) == "answering: 1 token"

@@ -1,4 +1,4 @@
-"""What clients are told of errors: nothing of paths, hosts and addresses, and where the rest is."""
+"""What clients learn of errors: nothing of paths, hosts and addresses, and where the rest is."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import openai
 import pytest
 
-from odmoe.serve.api_error import cause_of, told
+from odmoe.serve.api_error import cause_of, to_api_error
 from scheduler import errors
 from scheduler.errors import ODMoEError
 from support.machines.http_service import is_idle, serving, until
@@ -32,7 +32,7 @@ KINDS: list[type[Exception]] = [*tree(ODMoEError), OSError, RuntimeError, Memory
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_error(kind: type[Exception]) -> None:
-    answer = told(kind(SECRET), "the-id")
+    answer = to_api_error(kind(SECRET), "the-id")
     if kind in FOR_CLIENTS:
         assert 400 <= answer.status < 500
         assert "store on host-7" in answer.message
@@ -67,7 +67,7 @@ def test_the_log_has_the_rest(
 
     with monkeypatch.context() as patch, serving(model) as served:
         patch.setattr(TextAnswer, "_read", failing)
-        served.service.complain = lines.append
+        served.service.log_cause = lines.append
         with pytest.raises(openai.APIError) as found:
             list(served.client().completions.create(model="demo-moe", prompt="Natalia", max_tokens=9, stream=stream))
         until(lambda: is_idle(served) and bool(served.lines))

@@ -14,7 +14,7 @@ import pytest
 from main_node.answer import Step
 from odmoe.api.text_answer import Piece, TextAnswer
 from odmoe.serve import under_way
-from odmoe.serve.connection import Patience
+from odmoe.serve.connection import ClientLimits
 from support.machines.http_service import WAIT_S, Served, is_idle, request_bytes, serving, until
 
 if TYPE_CHECKING:
@@ -44,8 +44,8 @@ def connections(served: Served) -> int:
 
 @pytest.fixture(scope="module")
 def hasty(model: Model) -> Iterator[Served]:
-    """Has little patience with what is sent."""
-    with serving(model, patience=Patience(headers_s=0.2)) as made:
+    """Has little client_limits with what is sent."""
+    with serving(model, client_limits=ClientLimits(headers_s=0.2)) as made:
         yield made
 
 
@@ -85,13 +85,16 @@ def test_a_body_that_does_not_come(served: Served, monkeypatch: pytest.MonkeyPat
 
 
 def test_whoever_is_turned_away_and_stays_is_cut_off(model: Model) -> None:
-    with serving(model, patience=Patience(headers_s=0.1, farewell_s=0.1)) as served, connected(served) as client:
+    with (
+        serving(model, client_limits=ClientLimits(headers_s=0.1, farewell_s=0.1)) as served,
+        connected(served) as client,
+    ):
         assert read_all(client).startswith(b"HTTP/1.1 408 ")
         until(lambda: connections(served) == 0)  # though the client has not closed its end
 
 
 def test_a_stream_that_nobody_reads(model: Model, endless: None) -> None:
-    with serving(model, patience=Patience(read_s=0.2)) as served:
+    with serving(model, client_limits=ClientLimits(read_s=0.2)) as served:
         with connected(served, request_bytes(served, ASK | {"stream": True})):
             until(lambda: bool(served.lines))
             until(lambda: is_idle(served) and connections(served) == 0)
@@ -105,7 +108,7 @@ def test_a_response_that_nobody_reads(model: Model, monkeypatch: pytest.MonkeyPa
         yield Piece("x" * (32 << 20), Step(5, finish="length"))
 
     monkeypatch.setattr(TextAnswer, "_read", long)
-    with serving(model, patience=Patience(read_s=0.2)) as served:
+    with serving(model, client_limits=ClientLimits(read_s=0.2)) as served:
         with connected(served, request_bytes(served, ASK)):
             until(lambda: bool(served.lines))
             until(lambda: is_idle(served) and connections(served) == 0)
