@@ -18,7 +18,7 @@ from odmoe.commands.shared.exit import outcome
 from odmoe.machines.head import SILENT_S, STOP
 from odmoe.settings.derived import OUTPUT_FILES
 from odmoe.settings.settings import Settings
-from odmoe.settings.sources import merged
+from odmoe.settings.sources import merge_sources
 
 AGAIN_S = 1.0
 """Between the interrupts of a service that is to end at once."""
@@ -26,7 +26,7 @@ AGAIN_S = 1.0
 
 def settings_here(given: dict[str, Any]) -> Settings:
     """The launching machine's settings, with directories and ports from this host's environment."""
-    return merged(given).settings
+    return merge_sources(given).settings
 
 
 def _generate(request: dict[str, Any]) -> int:

@@ -23,7 +23,7 @@ from odmoe.commands.host_stores import host_stores
 from odmoe.commands.plan import plan
 from odmoe.commands.serve import serve
 from odmoe.commands.shard import shard
-from odmoe.commands.shared.exit import ENDINGS, given, one_interrupt, outcome, print_error
+from odmoe.commands.shared.exit import ENDINGS, has_flag, one_interrupt, outcome, print_error
 from odmoe.commands.shared.flags import SettingsCommand
 from odmoe.commands.simulate import simulate
 from odmoe.commands.status import status
@@ -73,7 +73,7 @@ for command in COMMANDS:
 def run() -> int:
     """Run the command line. Returns the exit code."""
     # A typer.Exit gives its code, which may stand for Ctrl-C.
-    return outcome(lambda: app(prog_name="odmoe", standalone_mode=False), given("--json"))
+    return outcome(lambda: app(prog_name="odmoe", standalone_mode=False), has_flag("--json"))
 
 
 def main() -> NoReturn:
@@ -87,7 +87,7 @@ def main() -> NoReturn:
         code = run()
     except Exception as error:  # noqa: BLE001 - a bug: show all that is known about it
         traceback.print_exc()
-        if given("--json"):
+        if has_flag("--json"):
             print_error(type(error).__name__, str(error))
     for number in ENDINGS:
         signal.signal(number, signal.SIG_IGN)  # the process is ending already

@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-from odmoe.clusters.host_place import hosted
+from odmoe.clusters.host_place import check_host_place
 from odmoe.settings.settings import Settings
 from scheduler.errors import ConfigError
 from scheduler.timing.profile import find_profile
@@ -32,7 +32,7 @@ def check_start(settings: Settings, named: Callable[[str], str], ends: str) -> N
 
 def check_early(settings: Settings) -> None:
     """What would otherwise be found out at the end. Raises ConfigError."""
-    hosted(settings, None if settings.profile is None else find_profile(settings.profile))
+    check_host_place(settings, None if settings.profile is None else find_profile(settings.profile))
     for name, file in (("--trace", settings.trace), ("--record", settings.record)):
         if file is not None:
             check_writable(name, file)

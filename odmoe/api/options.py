@@ -90,7 +90,7 @@ def merge_options(settings: Settings, options: Options) -> tuple[int, How]:
     return chosen.max_new_tokens, how
 
 
-def checked(options: Options) -> Options:
+def check_options(options: Options) -> Options:
     """The options, each as its type; without those that are None and stand for none. Raises ConfigError."""
     given: dict[str, Any] = {name: value for name, value in options.items() if name in Settings.model_fields}
     if isinstance(given.get("stop"), str):

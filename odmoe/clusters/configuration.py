@@ -101,7 +101,7 @@ def core_config(settings: Settings, shape: ModelShape) -> CoreConfig:
     """Settings and shape, merged. Without a shadow the predictor `sep` becomes `none`."""
     group = settings.group_size or (min(shape.top_k, settings.workers) if settings.workers_given else shape.top_k)
     system = settings.system_config
-    if system.predictor == "sep" and not settings.shadowed:
+    if system.predictor == "sep" and not settings.has_shadow:
         system = replace(system, predictor="none")
     return CoreConfig(shape, group, settings.alignment, settings.mini_batch, system)
 

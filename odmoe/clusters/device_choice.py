@@ -43,7 +43,7 @@ def choose_devices(
     chosen = {}
     for role in ("main", "shadow"):
         device = device_of(settings, role)
-        if role not in roles or device.type == "cpu" or (role == "shadow" and not settings.shadowed):
+        if role not in roles or device.type == "cpu" or (role == "shadow" and not settings.has_shadow):
             continue
         needed, held = role_bytes(store, role, settings.shadow), taken.get(device, 0)
         if settings.device_of(role) == AUTO:
@@ -100,7 +100,7 @@ def choice_text(settings: Settings, chosen: Settings) -> str:
     """What `auto` has become, for the line that is shown while nodes start. Empty where it was not asked for, or this
     machine has no accelerator."""
     found = accelerator()
-    roles = ["main"] + ["shadow"] * settings.shadowed
+    roles = ["main"] + ["shadow"] * settings.has_shadow
     if found is None or AUTO not in [settings.device_of(role) for role in roles]:
         return ""
     if settings.loader_used != CUDA:

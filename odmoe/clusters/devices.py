@@ -55,5 +55,5 @@ def check_devices(settings: Settings) -> None:
     if settings.uses_existing_ray:
         return
     for role in ROLES:
-        if role != "shadow" or settings.shadowed:
+        if role != "shadow" or settings.has_shadow:
             device_of(settings, role)

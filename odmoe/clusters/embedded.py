@@ -20,7 +20,7 @@ from odmoe.clusters.base import Say
 from odmoe.clusters.configuration import configure
 from odmoe.clusters.device_choice import choice_text, choose_devices
 from odmoe.clusters.devices import check_devices
-from odmoe.clusters.event_log import make_recorder, taken
+from odmoe.clusters.event_log import make_recorder, recording_of
 from odmoe.clusters.host_place import make_host
 from odmoe.clusters.nodes import (
     emulation_of,
@@ -62,7 +62,7 @@ class EmbeddedCluster:
         self._reconnector = keep_connected(engine, settings.launch_s)
         self._timed_connect = timed_connect(emulation, engine)
         arithmetic = ExpertArithmetic(store.manifest.config, store.manifest.dtype, linear_of(settings.kernel))
-        shadow = ShadowStart(self._join_shadow) if settings.shadowed else None
+        shadow = ShadowStart(self._join_shadow) if settings.has_shadow else None
         try:
             for number in range(settings.workers):
                 worker = make_worker(
@@ -105,7 +105,7 @@ class EmbeddedCluster:
         return self.main.engine.trace()
 
     def recording(self) -> bytes:
-        return taken(self._recorder)
+        return recording_of(self._recorder)
 
     def store(self) -> Path:
         return self._store.path

@@ -77,7 +77,7 @@ def make_engine(
     recorder: Recorder | None = None,
 ) -> Engine:
     """The scheduler, and the engine around it. Raises ConfigError."""
-    if settings.shadowed and settings.align_kv:
+    if settings.has_shadow and settings.align_kv:
         kv.kinds(config_from_dict(store.manifest.config))
     manifest, traced = store.manifest, settings.trace is not None
     hello = Hello(PROTOCOL_VERSION, manifest.model_digest, manifest.dtype, "main", traced, secrets.token_hex(16))
@@ -166,7 +166,7 @@ def make_main(settings: Settings, store: ExpertStore, engine: Engine, shadow: Sh
     linear = linear_of(settings.kernel)
     sharing = Sharing(settings.parallel, settings.queue, settings.prefill_chunk, settings.batch_dense)
     drafts = None
-    if settings.drafts:
+    if settings.has_drafts:
         late = settings.system_config.departure == LATE
         drafts = DraftSource(settings.draft, late, prompt=settings.draft_from == "prompt")
     return MainNode(

@@ -7,7 +7,7 @@ from typing import Any
 from odmoe.commands.shared.flags import with_settings
 from odmoe.commands.shared.options import Config
 from odmoe.settings.settings import Settings
-from odmoe.settings.sources import dump, merged
+from odmoe.settings.sources import dump, merge_sources
 
 
 @with_settings(Settings)
@@ -16,4 +16,4 @@ def config(flags: dict[str, Any], config: Config = None) -> None:
 
     Flags override ODMOE_* variables, these the configuration file, and the file the defaults.
     """
-    print(dump(merged(flags, config)), end="")
+    print(dump(merge_sources(flags, config)), end="")

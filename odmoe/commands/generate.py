@@ -214,7 +214,7 @@ def _answer_one(job: Job, ids: list[int], output: Output, terminal: Terminal) ->
 def progress_of(tokens: int, served: Settings) -> str:
     """What is shown of an answer after so many tokens. Where the nodes start with the command, the second token waits
     for the shadow."""
-    waits = tokens == 1 and served.shadowed and not served.uses_existing_ray
+    waits = tokens == 1 and served.has_shadow and not served.uses_existing_ray
     return f"answering: {counted(tokens, 'token')}" + "; decoding begins when the shadow is ready" * waits
 
 

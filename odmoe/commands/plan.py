@@ -25,7 +25,7 @@ def plan(
     """
     settings = PlanSettings(**flags)
     settings.check_together()
-    from odmoe.api.planning import planned, report_of
+    from odmoe.api.planning import plan_from_settings, report_of
     from odmoe.clusters.process import prepare_process
     from odmoe.commands.texts.plan_text import estimate_text, rest_text
     from odmoe.terminal import Terminal
@@ -33,6 +33,6 @@ def plan(
     prepare_process(debug)
     status = Terminal(quiet, debug).status
     if as_json:
-        print(json.dumps(report_of(planned(settings, status)).as_dict()))
+        print(json.dumps(report_of(plan_from_settings(settings, status)).as_dict()))
     else:
-        print(rest_text(planned(settings, status, lambda found: print(estimate_text(found), flush=True))))
+        print(rest_text(plan_from_settings(settings, status, lambda found: print(estimate_text(found), flush=True))))

@@ -27,11 +27,11 @@ def simulate(
     """
     settings = SimulateSettings(**flags)
     if settings.replay is None:
-        from odmoe.api.simulating import simulated
+        from odmoe.api.simulating import run_simulation
         from odmoe.commands.texts.simulate_text import show
         from odmoe.terminal import Terminal
 
-        found = simulated(settings, Terminal(quiet, debug).progress).as_dict()
+        found = run_simulation(settings, Terminal(quiet, debug).progress).as_dict()
         if as_json:
             print(json.dumps(found))
         else:

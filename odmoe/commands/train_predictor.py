@@ -127,7 +127,7 @@ def run_train_predictor(
     from odmoe.commands.shared.whole_model import check_memory, checked_config, load_whole
     from odmoe.text import encode, load_tokenizer
     from odmoe.training.observed_model import ObservedModel
-    from odmoe.training.predictor_training import collect, fit, joined, mean_of, measure
+    from odmoe.training.predictor_training import collect, fit, join_samples, mean_of, measure
     from wire.machine import processor_name
 
     prepare_process(terminal.debug)
@@ -156,7 +156,7 @@ def run_train_predictor(
             weights[layer] = fit(rows, observed.shape.top_k, training.steps)
             progress("training layers", done, len(learned))
     before = _weights_before(file, observed)
-    unseen = joined(list(held.values()))
+    unseen = join_samples(list(held.values()))
     found = Found(
         layers=measure(weights, before, unseen),
         domains={domain: mean_of(measure(weights, before, rows)) for domain, rows in held.items() if rows},
@@ -212,15 +212,15 @@ def _split(
 ) -> tuple[dict[int, Samples], dict[str, dict[int, Samples]]]:
     """What is learned, of all domains together, and by domain what is held out. Raises PromptError where a side has
     no samples."""
-    from odmoe.training.predictor_training import joined
+    from odmoe.training.predictor_training import join_samples
 
     learned, held = [], {}
     for domain in dict.fromkeys(domain for domain, _ in samples):
         of = [one for name, one in samples if name == domain]
         count = max(1, len(of) // HELD_OUT)
-        held[domain] = joined(of[:count]) if any(of[:count]) else {}
+        held[domain] = join_samples(of[:count]) if any(of[:count]) else {}
         learned += of[count:]
-    return joined(learned), held
+    return join_samples(learned), held
 
 
 def _weights_before(file: Path, observed: ObservedModel) -> dict[int, Any] | None:

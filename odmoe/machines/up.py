@@ -13,13 +13,13 @@ from pathlib import Path
 from checkpoint.hub import find_model
 from checkpoint.manifest import MANIFEST
 from checkpoint.sharding.source import open_source
-from odmoe.clusters.host_place import hosted
+from odmoe.clusters.host_place import check_host_place
 from odmoe.machines.cluster_file import ClusterFile, read_cluster_file
 from odmoe.machines.head import Head
 from odmoe.machines.home import cluster_dir, cluster_id, only_one, write_token
 from odmoe.machines.owners.claims import Claims
 from odmoe.machines.owners.launch_record import as_launched, check_same_file, end_former, remember
-from odmoe.machines.owners.ownership import described
+from odmoe.machines.owners.ownership import describe_owner
 from odmoe.machines.preflight import (
     Facts,
     Requirements,
@@ -34,11 +34,11 @@ from odmoe.machines.ship import (
     STORES,
     certificate_digest,
     code_digest,
+    digest_in,
     lock_time,
     manifest_digest,
     push_keys,
     push_store,
-    shipped,
 )
 from odmoe.machines.ssh import Ssh, size_of
 from odmoe.machines.table import HostTable, cause, copying
@@ -95,7 +95,7 @@ def up(file: Path, settings: Settings, terminal: Terminal, timeout_s: float = 30
     for host in cluster.hosts:
         settings.replace(**host.settings)  # a host's own may not go with those of all
     _check_model(settings.model)
-    hosted(settings, None if settings.profile is None else find_profile(settings.profile))
+    check_host_place(settings, None if settings.profile is None else find_profile(settings.profile))
     folder = cluster_dir(cluster.name)
     with only_one(folder), Ssh.of(cluster, folder) as ssh:
         work = _BringUp(ssh, cluster, folder, settings, terminal)
@@ -182,7 +182,7 @@ class _BringUp:
         self._give_up(failed, "not to be had")
         for address, owner in taken.items():
             held = owner["held"] or "nothing of it runs"
-            self._say(f"{self._cluster.find(address).name} ({address}): taken from {described(owner)}; {held}")
+            self._say(f"{self._cluster.find(address).name} ({address}): taken from {describe_owner(owner)}; {held}")
         hosts = [host for host in self._cluster.hosts if taken.get(host.address, {}).get("held")]
         ended = self._ssh.each(hosts, lambda host: stop_processes(self._ssh, host, self._id, release=False))
         failed = {
@@ -241,7 +241,7 @@ class _BringUp:
             remember(self._folder, self._cluster, end_former(self._ssh, self._cluster, self._folder, self._say))
             show = self._say if self._terminal.debug else lambda line: None
             run_ray(self._cluster, self._folder, "up", max(1.0, until - time.monotonic()), show)
-            self._digest = shipped(self._folder / "code.tar.gz")
+            self._digest = digest_in(self._folder / "code.tar.gz")
         self.reached = Reached.NODES
         self._turns.end("ray up")
 

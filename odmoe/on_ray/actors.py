@@ -174,9 +174,9 @@ class Main(NodeProcess):
         return self._main.engine.trace() if self._main is not None else []
 
     def recording(self) -> bytes:
-        from odmoe.clusters.event_log import taken
+        from odmoe.clusters.event_log import recording_of
 
-        return taken(self._recorder)
+        return recording_of(self._recorder)
 
     def serving(self) -> Serving:
         manifest = self._manifest or open_verified(self._store).manifest

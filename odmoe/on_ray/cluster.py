@@ -79,7 +79,7 @@ class RayCluster:
                 if store is None:
                     raise LaunchError("no model is served on this cluster; odmoe up starts its nodes")
                 workers = counted(settings.workers, "worker") if settings.workers_given else "all workers"
-                say(f"starting the main node, {workers}{' and the shadow' * settings.shadowed}")
+                say(f"starting the main node, {workers}{' and the shadow' * settings.has_shadow}")
                 self._start(settings, str(store.path.resolve()))
         except BaseException:
             self.close()
@@ -185,7 +185,7 @@ class RayCluster:
 
     def _check_room(self, settings: Settings) -> None:
         """Check that there are enough hosts of each role, free within FREE_S: those of an ended run take a while."""
-        wanted = {"main_node": 1, "shadow_node": int(settings.shadowed)}
+        wanted = {"main_node": 1, "shadow_node": int(settings.has_shadow)}
         wanted["worker_node"] = settings.workers if settings.workers_given else 1
         if settings.uses_existing_ray and hosts_of_launcher():  # the launcher is starting the others
             wanted = {"main_node": 1}

@@ -22,7 +22,7 @@ from odmoe.clusters.devices import with_workers_of
 from odmoe.clusters.nodes import timed_connect
 from odmoe.on_ray.calls import get
 from odmoe.on_ray.node_actor import NodeActor
-from odmoe.on_ray.seats import NAMESPACE, Seat, hosts_of_launcher, offered
+from odmoe.on_ray.seats import NAMESPACE, Seat, hosts_of_launcher, seats_of_role
 from odmoe.on_ray.shutdown import end
 from odmoe.settings.settings import Settings
 from scheduler.emulation.clock import Emulation
@@ -61,13 +61,13 @@ class Fleet:
         nodes = ray.nodes()
         settings, known = self._settings, self._seats
         most: dict[Role, float] = {
-            "shadow": int(settings.shadowed),
+            "shadow": int(settings.has_shadow),
             "worker": settings.workers if settings.workers_given else math.inf,
         }
         roles: tuple[tuple[Role, str], ...] = (("shadow", "shadow_node"), ("worker", "worker_node"))
         fresh: list[tuple[Role, int]] = []
         for kind, role in roles:
-            for seat in offered(nodes, role, self._declared_hosts):
+            for seat in seats_of_role(nodes, role, self._declared_hosts):
                 if seat not in known[kind].values() and len(known[kind]) < most[kind]:
                     number = self._number(kind, seat)
                     known[kind][number] = seat
@@ -145,7 +145,7 @@ class Fleet:
             for number, seat in sorted(seats.items())
         ]
         taken = {row["address"] for row in rows}
-        wanted = ("worker_node", "shadow_node") if self._settings.shadowed else ("worker_node",)
+        wanted = ("worker_node", "shadow_node") if self._settings.has_shadow else ("worker_node",)
         absent = [host for host in self._declared_hosts.values() if host.role in wanted and host.address not in taken]
         if self._settings.workers_given:
             absent = [host for host in absent if host.role != "worker_node"]

@@ -46,14 +46,14 @@ class Connection(H11Protocol):
         self,
         client_limits: ClientLimits,
         places: Places,
-        refused: Callable[[str], None],
+        on_refused: Callable[[str], None],
         *,
         app_state: dict[str, Any],
         **more: Any,
     ) -> None:
-        """`refused`: told the code of the error where no request could be read."""
+        """`on_refused`: called with the error's code if no request could be read."""
         super().__init__(app_state={**app_state, "connection": self}, **more)
-        self._client_limits, self._places, self._refused = client_limits, places, refused
+        self._client_limits, self._places, self._on_refused = client_limits, places, on_refused
         self._sending: asyncio.TimerHandle | None = None
         """While the client owes a part of a request."""
         self._reading: asyncio.TimerHandle | None = None
@@ -91,7 +91,7 @@ class Connection(H11Protocol):
         super().data_received(data)
         self._parsing_s += time.thread_time() - began
         if self._parsing_s > self._client_limits.parsing_s:
-            self._refused("slow_request")
+            self._on_refused("slow_request")
             self.abort()
         else:
             self._expect()
@@ -133,7 +133,7 @@ class Connection(H11Protocol):
 
     def _refuse(self, error: ApiError) -> None:
         """Answer a client without having a request of it, and close."""
-        self._refused(error.code or error.kind)
+        self._on_refused(error.code or error.kind)
         headers = {"Content-Type": "application/json", "Connection": "close", **error.headers}
         events = (
             h11.Response(status_code=error.status, headers=list(headers.items()), reason=STATUS_PHRASES[error.status]),

@@ -44,7 +44,7 @@ class Exchange:
         self._failure: Exception | None = None
         """What the next `take` raises; why not all answers are whole."""
         for _ in self._last:
-            service.meter.began()
+            service.meter.on_begun()
 
     def stop(self, error: Exception) -> None:
         """`take` raises `error`, what is left is given up. Without effect on answers that are whole."""
@@ -103,10 +103,10 @@ class Exchange:
         self.tokens += 1
         before, self._last[got.choice] = self._last[got.choice], got.at
         if got.choice in self._begun:
-            meter.next_token(got.at - before)
+            meter.on_next_token(got.at - before)
         else:
             self._begun.add(got.choice)
-            meter.first_token(got.at - record.began)
+            meter.on_first_token(got.at - record.began)
             record.ttft_s = record.ttft_s or got.at - record.began
         if piece.step.finish is not None:
             del self._last[got.choice]
@@ -115,7 +115,7 @@ class Exchange:
 
     def _end(self, finish: str, report: Report | None) -> None:
         self.record.answered(finish, report)
-        self.service.meter.ended(finish, report)
+        self.service.meter.on_ended(finish, report)
 
     @property
     def answered(self) -> int:
@@ -136,7 +136,7 @@ class Exchange:
         if self._last:
             self.record.finish = _why(self._failure)
             for _ in self._last:
-                self.service.meter.ended(self.record.finish, None)
+                self.service.meter.on_ended(self.record.finish, None)
         self.record.tokens = self.tokens
         self._owed.clear()
         self._last.clear()

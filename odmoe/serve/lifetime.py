@@ -76,8 +76,8 @@ class HttpServer:
             notify(
                 f"at most {most} connections, not {client_limits.connections}: the limit of open files leaves no more"
             )
-        self._places = Places(most, client_limits.address_connections, notify, service.meter.refused)
-        connection: Any = partial(Connection, client_limits, self._places, service.meter.refused)
+        self._places = Places(most, client_limits.address_connections, notify, service.meter.on_refused)
+        connection: Any = partial(Connection, client_limits, self._places, service.meter.on_refused)
         config = uvicorn.Config(
             app,
             http=connection,

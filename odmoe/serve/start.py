@@ -48,7 +48,7 @@ def run_serve(
     terminal = Terminal(output.quiet, output.debug)
     prepare_process(output.debug, timed=True)
     check_early(settings)
-    with closing(bound(own)) as listening, start_model(settings, terminal) as model:
+    with closing(bind_socket(own)) as listening, start_model(settings, terminal) as model:
         return _served(model, own, keys, listening, terminal, announce or _saying(terminal), output.quiet)
 
 
@@ -62,7 +62,7 @@ def url_of(address: tuple[str, int]) -> str:
     return f"http://[{host}]:{port}/v1" if ":" in host else f"http://{host}:{port}/v1"
 
 
-def bound(own: ServeSettings) -> socket.socket:
+def bind_socket(own: ServeSettings) -> socket.socket:
     """Bound before the model is loaded, so that an address in use is told at once; nobody can connect yet."""
     host, port = own.address
     try:

@@ -90,7 +90,7 @@ class Settings(Declarations):
             )
 
     def _check_drafts(self, named: Callable[[str], str]) -> None:
-        if not self.drafts:
+        if not self.has_drafts:
             if self.given("draft_from") and self.draft == 0:
                 raise ConfigError(
                     f"{named('draft_from')} is {self.draft_from!r} without {named('draft')}; give "
@@ -102,12 +102,12 @@ class Settings(Declarations):
                 f"{named('draft')} is {self.draft} with policies that read the scores of gates, which a block of "
                 f"drafts does not give them; give a system such as od-moe, or {named('draft')} 0"
             )
-        if self.draft_from == "shadow" and not self.shadowed:
+        if self.draft_from == "shadow" and not self.has_shadow:
             raise ConfigError(
                 f"{named('draft')} is {self.draft}, and there is no shadow to draft; give {named('draft_from')} "
                 f"prompt, or {named('draft')} 0"
             )
-        if self.draft_from == "prompt" and self.shadowed:
+        if self.draft_from == "prompt" and self.has_shadow:
             raise ConfigError(
                 f"{named('draft_from')} is 'prompt' with a shadow, which predicts for its own tokens only; give "
                 f"{named('shadow')} none, or {named('draft_from')} shadow"
@@ -135,7 +135,7 @@ class Settings(Declarations):
         shadow beside the main node, or the workers of a local cluster. Threads that wait for a busy core cost more than
         they gain."""
         cores = available_cores()
-        shared = self.cluster == "local" or (self.cluster == "embedded" and self.shadowed)
+        shared = self.cluster == "local" or (self.cluster == "embedded" and self.has_shadow)
         return self.threads or (max(1, cores // 2) if shared else cores)
 
     @property
@@ -159,12 +159,12 @@ class Settings(Declarations):
         return self.given("slots") and self.slots != "auto"
 
     @property
-    def shadowed(self) -> bool:
+    def has_shadow(self) -> bool:
         """Whether the system uses a shadow."""
         return self.system_config.predictor == "sep" and self.shadow != "none"
 
     @property
-    def drafts(self) -> bool:
+    def has_drafts(self) -> bool:
         """Whether tokens are drafted."""
         return self.draft != 0 and self.draft_from != "none"
 
@@ -180,7 +180,7 @@ class Settings(Declarations):
     @property
     def alignment(self) -> Alignment:
         """Raises ConfigError for periods that `align` cannot begin with."""
-        live = KV_AUTO if self.drafts and self.draft_from == "shadow" else AUTO
+        live = KV_AUTO if self.has_drafts and self.draft_from == "shadow" else AUTO
         return Alignment(self.align_token, self.align_kv, tuning=FIXED if self.align == FIXED else live)
 
     def replace(self, **changes: Any) -> Settings:

@@ -45,10 +45,10 @@ _VARIABLES = [*map(variable, Settings.model_fields), PREFIX + "CONFIG", API_KEY]
 
 
 def effective(flags: Mapping[str, Any], file: str | None = None, environ: Mapping[str, str] = os.environ) -> Effective:
-    """Like `merged`, without the settings that a more specific choice makes unread: a value in the file must not forbid
-    a system that is chosen with a flag, and one of `LASTING_ONLY` no other kind of cluster. Raises ConfigError for any
-    other setting that the system does not read."""
-    found = merged(flags, file, environ)
+    """Like `merge_sources`, without the settings that a more specific choice makes unread: a value in the file must not
+    forbid a system that is chosen with a flag, and one of `LASTING_ONLY` no other kind of cluster. Raises ConfigError
+    for any other setting that the system does not read."""
+    found = merge_sources(flags, file, environ)
     settings, origin, rank = found.settings, found.origin, found.rank
     ignored = {name for name in origin if rank[name] < _rank_of_choice(name, found)}
     # Many commands share the environment and the file; a flag is an error for another kind of cluster.
@@ -85,10 +85,12 @@ def _rank_of_choice(name: str, found: Effective) -> int:
 
 def _is_without_shadow(settings: Settings) -> bool:
     """Whether shadow none leaves the predictor sep without a shadow."""
-    return settings.system_config.predictor == "sep" and not settings.shadowed
+    return settings.system_config.predictor == "sep" and not settings.has_shadow
 
 
-def merged(flags: Mapping[str, Any], file: str | None = None, environ: Mapping[str, str] = os.environ) -> Effective:
+def merge_sources(
+    flags: Mapping[str, Any], file: str | None = None, environ: Mapping[str, str] = os.environ
+) -> Effective:
     """The settings from all sources. `flags`: the flags that were given. `file`: the value of --config; without it,
     ODMOE_CONFIG or the file under `$XDG_CONFIG_HOME/odmoe` is read. Raises ConfigError naming the source of a wrong
     value."""

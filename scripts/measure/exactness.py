@@ -89,7 +89,7 @@ def measure(
     """Every prompt on one cluster of these settings, `requests` at once."""
     cluster: Any = start_cluster(settings, store)
     prompts = [prompt for prompt, _ in answers]
-    if settings.draft and settings.shadowed:
+    if settings.draft and settings.has_shadow:
         wait_for_drafts(cluster.main.drafting, MOST_ROWS - 1 if settings.draft == AUTO else int(settings.draft))
     try:
         if requests == 1:

@@ -27,7 +27,7 @@ from odmoe.machines.head import AT_HEAD, HERE, HERE_S, SILENT_S, STOP
 from odmoe.machines.home import cluster_dir
 from odmoe.machines.ssh import Ssh
 from odmoe.machines.ssh_process import Remote
-from odmoe.serve.start import bound, url_of
+from odmoe.serve.start import bind_socket, url_of
 from odmoe.settings.derived import HERE_ONLY
 from odmoe.settings.serve_settings import ServeSettings
 from odmoe.settings.settings import Settings
@@ -52,7 +52,7 @@ def serve_there(settings: Settings, own: ServeSettings, keys: tuple[str, ...], o
     cluster = read_cluster_file(Path(settings.cluster))
     check_early(settings)
     terminal = Terminal(output.quiet, output.debug)
-    with contextlib.closing(bound(own)) as listening, contextlib.closing(Relay(listening)) as relay:
+    with contextlib.closing(bind_socket(own)) as listening, contextlib.closing(Relay(listening)) as relay:
         bring_up(settings, cluster, output)  # an address in use is told before anything is started
         service = _Service(settings, own, keys, output, relay, terminal)
         retry = 0

@@ -113,7 +113,7 @@ def _described(error: OSError) -> str:
 
 def _explain(name: str, message: str, as_json: bool) -> None:
     """One line. With --debug, the traceback comes before it."""
-    if given("--debug"):
+    if has_flag("--debug"):
         traceback.print_exc()
     message = " ".join(message.split())
     _say(f"odmoe: {name}: {message}")
@@ -121,7 +121,7 @@ def _explain(name: str, message: str, as_json: bool) -> None:
         print_error(name, message)
 
 
-def given(flag: str) -> bool:
+def has_flag(flag: str) -> bool:
     """Whether the command line has this flag. Known also where the command line was not understood."""
     arguments = sys.argv[1:]
     return flag in arguments[: arguments.index("--") if "--" in arguments else None]

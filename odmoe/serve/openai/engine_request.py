@@ -67,13 +67,13 @@ class EngineRequest:
     def _make(self, service: Service, index: int) -> AnswerFactory:
         def make() -> TextAnswer:
             how = self.how.copy()
-            how["sampling"] = varied(how["sampling"], index % self.n)
+            how["sampling"] = with_own_seed(how["sampling"], index % self.n)
             return service.model.answer(self.prompt_of(index), max(1, self.max_new_tokens), how, service.notify)
 
         return make
 
 
-def varied(sampling: Sampling, number: int) -> Sampling:
+def with_own_seed(sampling: Sampling, number: int) -> Sampling:
     """Of several answers to a prompt, each draws with a seed of its own."""
     if sampling.seed is None or not number:
         return sampling

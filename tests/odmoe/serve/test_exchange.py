@@ -54,10 +54,10 @@ class World:
         self.answers = answers
         self.ended: list[str] = []
         meter = SimpleNamespace(
-            began=lambda: None,
-            first_token=lambda s: None,
-            next_token=lambda s: None,
-            ended=lambda finish, report: self.ended.append(finish),
+            on_begun=lambda: None,
+            on_first_token=lambda s: None,
+            on_next_token=lambda s: None,
+            on_ended=lambda finish, report: self.ended.append(finish),
         )
         self.answer_pool = AnswerPool(len(answers), 0)
         service: Any = SimpleNamespace(answer_pool=self.answer_pool, meter=meter, count=lambda: None)
