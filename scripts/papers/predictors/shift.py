@@ -24,7 +24,7 @@ from odmoe.commands.shared.whole_model import load_whole
 from odmoe.text import load_tokenizer
 from odmoe.training.domains import DOMAINS, training_prompts
 from odmoe.training.observed_model import ObservedModel, Rows, hits
-from odmoe.training.predictor_training import Weights, collect, fit, joined
+from odmoe.training.predictor_training import Weights, collect, fit, join_samples
 from scripts.lib.bench import model_flags, parse_model_flags
 from scripts.lib.experiment import Cell, Experiment
 from scripts.lib.ledger import digest
@@ -56,7 +56,7 @@ class Opened:
         observed, tokenizer = ObservedModel(load_whole(Path(path), "float32")), load_tokenizer(Path(path))
         shipped = token_predictor.load(Path(path) / FILE, observed.gates).weights
         asked = [tokenizer(text)["input_ids"] for text in training_prompts()["problems"]]
-        samples = joined(collect(observed, asked, TRAINED_TOKENS, lambda *_: None))
+        samples = join_samples(collect(observed, asked, TRAINED_TOKENS, lambda *_: None))
         top_k = observed.shape.top_k
         learned = {layer: fit(rows, top_k, TRAINED_STEPS) for layer, rows in samples.items()}
         # No answer of what is measured shall end: each has as many tokens to learn from.
