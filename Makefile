@@ -57,11 +57,13 @@ lint: env  ## ruff: rules and format
 types: env  ## mypy
 	@$(BIN)/mypy
 
-stubs: env  ## write wire/odmoe_pb2* again from proto/
+stubs: env  ## write wire/odmoe_pb2* again from proto/, and keywords.py from the settings
 	@$(BIN)/python scripts/generate_stubs.py
+	@$(BIN)/python scripts/generate_keywords.py
 
 stubs-check: env
 	@$(BIN)/python scripts/generate_stubs.py --check
+	@$(BIN)/python scripts/generate_keywords.py --check
 
 packages: $(VENV)/.locked  # what the hosts of a cluster need: our own code reaches them otherwise
 

@@ -16,7 +16,7 @@ def main() -> NoReturn:
     taken = {number: handler for number, handler in usual.items() if signal.getsignal(number) is handler}
     for number in taken:
         signal.signal(number, _end)
-    from odmoe.cli.main import main as run
+    from odmoe.command_line import main as run
 
     for number, handler in taken.items():
         signal.signal(number, handler)

@@ -35,7 +35,7 @@ def start_cluster(
 
 
 def _started(settings: Settings, store: ExpertStore | None, say: Callable[[str], None]) -> Cluster:
-    if store is None and not settings.joined:
+    if store is None and not settings.uses_existing_ray:
         raise ConfigError(f"--model is not given; --cluster {settings.cluster} needs one")
     if settings.cluster == "embedded" and store is not None:
         from odmoe.clusters.embedded import EmbeddedCluster

@@ -1,4 +1,7 @@
-"""Standard error as a person sees it: progress, and blocks of figures in aligned columns."""
+"""Standard error as a person sees it: progress, and blocks of figures in aligned columns.
+
+Parts of rich are imported when they are first needed, so that the help of a command appears at once.
+"""
 
 from __future__ import annotations
 
@@ -10,12 +13,6 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
-
-from rich.console import Console
-from rich.live import Live
-from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
-from rich.spinner import Spinner
-from rich.text import Text
 
 from scheduler.one_line import one_line
 
@@ -53,10 +50,12 @@ class Terminal:
     takes long prints a line now and then."""
 
     def __init__(self, quiet: bool = False, debug: bool = False) -> None:
+        from rich.console import Console
+
         self.console = Console(stderr=True, quiet=quiet, highlight=False)
         self.debug = debug
 
-    def complain(self, text: str) -> None:
+    def print_always(self, text: str) -> None:
         """A line that is shown with --quiet too."""
         print(one_line(text), file=self.console.file, flush=True)
 
@@ -73,6 +72,8 @@ class Terminal:
         Without a terminal it prints a line for each task that lasts longer than `LINE_S`, and again after as long. Of
         `text` likewise.
         """
+        from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+
         columns = (
             TextColumn("{task.description:<22}", markup=False),
             BarColumn(),
@@ -110,6 +111,10 @@ class Terminal:
             with self._lines(text) as say:
                 yield say
             return
+        from rich.live import Live
+        from rich.spinner import Spinner
+        from rich.text import Text
+
         spinner = Spinner("dots", Text(one_line(text)), style="status.spinner")  # as text: no markup of rich's
         with Live(spinner, console=self.console, refresh_per_second=12.5, transient=True, redirect_stdout=False):
             yield lambda text: spinner.update(text=Text(one_line(text)))

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import typer
 
-from odmoe.cli.main import app
+from odmoe.command_line import app
 from support.paths import ROOT
 
 DOCUMENTS = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md")])

@@ -35,6 +35,9 @@ DOCUMENTS = ("*.md", "Makefile", ".ci/run", ".pre-commit-config.yaml", "cluster.
 ELSEWHERE = {
     "proto/.*": "a pattern of pre-commit",
     "scripts/generate_stubs": "a pattern of pre-commit",
+    "scripts/generate_keywords": "a pattern of pre-commit",
+    "odmoe/settings/.*": "a pattern of pre-commit",
+    "scheduler/policies/.*": "a pattern of pre-commit",
     "wire/odmoe.proto": "what protoc takes proto/odmoe.proto for",
     "odmoe/venv": "in the home directory of a cluster's host",
     "monitor.py": "Ray's own",

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from odmoe.api.names import check_names
-from odmoe.api.options import Options, checked
+from odmoe.api.options import Options, check_options
 from scheduler.errors import ConfigError, PromptError
 
 Prompt = str | Sequence[int]
@@ -71,4 +71,4 @@ def _checked_messages(messages: object) -> list[dict[str, Any]]:
 def _checked_options(options: Options) -> Options:
     """Each as its type. Raises ConfigError."""
     check_names(options, Options.__annotations__, "an option of an answer")
-    return checked(options)
+    return check_options(options)

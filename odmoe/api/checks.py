@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-from odmoe.clusters.host_place import hosted
+from odmoe.clusters.host_place import check_host_place
 from odmoe.settings.settings import Settings
 from scheduler.errors import ConfigError
 from scheduler.timing.profile import find_profile
@@ -19,11 +19,11 @@ def check_start(settings: Settings, named: Callable[[str], str], ends: str) -> N
     ConfigError.
     """
     cluster = f"{named('cluster')} {settings.cluster}"
-    if not settings.model and not settings.joined:
+    if not settings.model and not settings.uses_existing_ray:
         raise ConfigError(
             f"{named('model')} is not given, and {cluster} needs one; give a model directory, such as models/demo-moe"
         )
-    if settings.retry and not settings.joined:
+    if settings.retry and not settings.uses_existing_ray:
         raise ConfigError(
             f"{named('retry')} is {settings.retry} with {cluster}, whose main node ends with this {ends}; allowed: a "
             "cluster that lasts, such as auto or host:port"
@@ -32,7 +32,7 @@ def check_start(settings: Settings, named: Callable[[str], str], ends: str) -> N
 
 def check_early(settings: Settings) -> None:
     """What would otherwise be found out at the end. Raises ConfigError."""
-    hosted(settings, None if settings.profile is None else find_profile(settings.profile))
+    check_host_place(settings, None if settings.profile is None else find_profile(settings.profile))
     for name, file in (("--trace", settings.trace), ("--record", settings.record)):
         if file is not None:
             check_writable(name, file)

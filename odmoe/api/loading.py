@@ -59,7 +59,7 @@ def _loaded(settings: Settings, progress: bool) -> Model:
         if settings.cluster == "embedded":
             usual = settings.threads_a_node
             threads = held.enter_context(SHARED_THREADS.held(settings.threads, usual))
-            settings = settings if threads == usual else settings.but(threads=threads)
+            settings = settings if threads == usual else settings.replace(threads=threads)
         model = undo.enter_context(start_model(settings, Terminal(quiet=not progress)))
         model.after_end.push(held.pop_all())
         running = model.cluster.serves()
@@ -82,7 +82,7 @@ def settings_of(model: object, cluster: object, given: dict[str, Any]) -> Settin
     if isinstance(values.get("stop"), str):
         values["stop"] = [values["stop"]]
     chosen = Settings(str, **values)
-    if chosen.cluster_file:
+    if chosen.has_cluster_file:
         raise ConfigError(
             f"cluster is {cluster!r}, a cluster file; load the model on its main host with cluster='auto', or run "
             "odmoe serve --cluster auto there and use an OpenAI client"

@@ -14,7 +14,7 @@ from odmoe.api.asking import Message, Prompt, Query, chat_query, prompt_query
 from odmoe.api.async_stream import AsyncStream
 from odmoe.api.completion import Completion, Stream
 from odmoe.api.names import named_as_keywords
-from odmoe.api.options import Options, how_asked
+from odmoe.api.options import Options, merge_options
 from odmoe.api.text_answer import TextAnswer
 from odmoe.chat import chat_text
 from odmoe.settings.settings import Settings
@@ -119,7 +119,7 @@ class Model(Closing):
         once the model is closed."""
         if not self._closed:
             with named_as_keywords():
-                max_new_tokens, how = how_asked(self.opened.settings, query.options)
+                max_new_tokens, how = merge_options(self.opened.settings, query.options)
                 answer = self.answer(self._tokens(query), max_new_tokens, how)
             stream = Stream(answer, lambda token: self._texts.text_of(token))
             with self._lock:

@@ -51,8 +51,8 @@ _MORE = ("presence_penalty", "frequency_penalty", "logit_bias")
 _COUNTS = ("logprobs", "prompt_logprobs")
 
 
-def how_of(settings: Settings) -> How:
-    """How the settings ask to answer."""
+def options_from_settings(settings: Settings) -> How:
+    """The options that the settings give, as arguments of `Cluster.generate`."""
     from main_node.sampling import Sampling
 
     sampling = Sampling(
@@ -70,15 +70,15 @@ def how_of(settings: Settings) -> How:
     }
 
 
-def how_asked(settings: Settings, options: Options) -> tuple[int, How]:
-    """Most new tokens, and how to answer. `options`: checked. What is not given is as in `settings`. Raises
+def merge_options(settings: Settings, options: Options) -> tuple[int, How]:
+    """Most new tokens, and the arguments of `Cluster.generate`. `options`: checked; they override `settings`. Raises
     ConfigError."""
     from dataclasses import replace
 
     given: dict[str, Any] = {**options}
     changes = {name: given[name] for name in given if name in Settings.model_fields}
     chosen = Settings(str, **(settings.model_dump(exclude_unset=True) | changes)) if changes else settings
-    how = how_of(chosen)
+    how = options_from_settings(chosen)
     more = {name: given[name] for name in _MORE if name in given}
     if "logit_bias" in more:
         more["logit_bias"] = tuple(more["logit_bias"].items())
@@ -90,7 +90,7 @@ def how_asked(settings: Settings, options: Options) -> tuple[int, How]:
     return chosen.max_new_tokens, how
 
 
-def checked(options: Options) -> Options:
+def check_options(options: Options) -> Options:
     """The options, each as its type; without those that are None and stand for none. Raises ConfigError."""
     given: dict[str, Any] = {name: value for name, value in options.items() if name in Settings.model_fields}
     if isinstance(given.get("stop"), str):

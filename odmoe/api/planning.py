@@ -120,10 +120,12 @@ def plan(model: str | os.PathLike[str], **settings: Unpack[PlanKeywords]) -> Pla
     """
     path = path_of("model", model, "a directory, its config.json, a GGUF file, a store, or org/name on the Hub")
     with named_as_keywords():
-        return report_of(planned(table_of(PlanSettings, {**settings, "model": path}, "a setting of odmoe plan")))
+        return report_of(
+            plan_from_settings(table_of(PlanSettings, {**settings, "model": path}, "a setting of odmoe plan"))
+        )
 
 
-def planned(
+def plan_from_settings(
     settings: PlanSettings,
     status: Status = lambda: contextlib.nullcontext(_silent),
     on_estimate: Callable[[Estimate], None] = lambda estimate: None,

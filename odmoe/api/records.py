@@ -38,7 +38,7 @@ def write_records(settings: Settings, running: Settings, model: Model) -> None:
 
 def shadow_of(settings: Settings) -> str:
     """The precision of the shadow that runs; none where nothing asks it."""
-    return settings.shadow if settings.shadowed else "none"
+    return settings.shadow if settings.has_shadow else "none"
 
 
 def about(settings: Settings, slots: int) -> dict[str, Any]:

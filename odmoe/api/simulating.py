@@ -37,7 +37,7 @@ def simulate(**settings: Unpack[SimulateKeywords]) -> Simulation:
     if "replay" in settings:  # no keyword for a type checker
         raise ConfigError("replay is a setting of the command line; call odmoe.replay(file)")
     with named_as_keywords():
-        return simulated(table_of(SimulateSettings, settings, "a setting of odmoe simulate"))
+        return run_simulation(table_of(SimulateSettings, settings, "a setting of odmoe simulate"))
 
 
 def replay(recording: str | os.PathLike[str]) -> Replayed:
@@ -48,7 +48,7 @@ def replay(recording: str | os.PathLike[str]) -> Replayed:
     )
 
 
-def simulated(given: SimulateSettings, progress: Progress = lambda: contextlib.nullcontext(_silent)) -> Simulation:
+def run_simulation(given: SimulateSettings, progress: Progress = lambda: contextlib.nullcontext(_silent)) -> Simulation:
     """`progress`: begins to show the progress. Writes the trace that is asked for. Raises ConfigError."""
     if given.trace is not None:
         check_writable("--trace", given.trace)

@@ -15,7 +15,8 @@ from main_node.shape import model_shape
 from odmoe.clusters.devices import check_devices
 from odmoe.clusters.memory.budget import MemoryBudget, memory_budget, rows_at_once, rows_travel
 from odmoe.clusters.memory.slots import slot_memory
-from odmoe.settings.settings import CUDA, Settings
+from odmoe.settings.declarations import CUDA
+from odmoe.settings.settings import Settings
 from odmoe.settings.units import AUTO_SLOTS, parse_memory
 from odmoe.terminal import counted, megabytes
 from scheduler.errors import CheckpointError, ConfigError, LaunchError
@@ -75,19 +76,19 @@ def check_fits(settings: Settings, store: ExpertStore) -> None:
     check_devices(settings)
     settings = with_precision(settings, store)
     _check_slots(Configuration(core_config(settings, model_shape(store)), resources(settings, store), settings))
-    if not settings.joined:
+    if not settings.uses_existing_ray:
         find_token_predictor(settings, store)
 
 
 def check_joined(settings: Settings, store: ExpertStore, workers: int) -> None:
     """Check what the main node of a Ray cluster with so many workers would refuse. Raises ConfigError."""
-    settings = settings.but(cluster="auto")
+    settings = settings.replace(cluster="auto")
     with contextlib.suppress(LaunchError):  # the memory of another machine's device
         found = configure(settings, store)
         if not settings.workers_given:
             _check_slots(replace(found, resources=replace(found.resources, workers=workers)))
     if not settings.token_predictor:  # otherwise a file of the main host
-        find_token_predictor(settings.but(model=str(store.path)), store)
+        find_token_predictor(settings.replace(model=str(store.path)), store)
 
 
 def _check_slots(found: Configuration) -> None:
@@ -100,7 +101,7 @@ def core_config(settings: Settings, shape: ModelShape) -> CoreConfig:
     """Settings and shape, merged. Without a shadow the predictor `sep` becomes `none`."""
     group = settings.group_size or (min(shape.top_k, settings.workers) if settings.workers_given else shape.top_k)
     system = settings.system_config
-    if system.predictor == "sep" and not settings.shadowed:
+    if system.predictor == "sep" and not settings.has_shadow:
         system = replace(system, predictor="none")
     return CoreConfig(shape, group, settings.alignment, settings.mini_batch, system)
 
@@ -148,7 +149,7 @@ def with_precision(settings: Settings, store: ExpertStore) -> Settings:
     else:
         room = _given_slots(settings, store) * max(_form_bytes(store, form) for form in forms)
         room -= _restoring_bytes(settings, store, (FULL,))
-    return settings.but(precision="full") if room // manifest.blob_bytes >= _share(settings, store) else settings
+    return settings.replace(precision="full") if room // manifest.blob_bytes >= _share(settings, store) else settings
 
 
 def forms_needed(settings: Settings, store: ExpertStore) -> tuple[str, ...]:
@@ -239,8 +240,8 @@ def with_slots(settings: Settings, store: ExpertStore, workers: int) -> Settings
     the slots, with slots for all of them."""
     if not keeps_all(settings.system_config) or settings.slots_given or settings.workers_given:
         return settings
-    sized = with_precision(settings.but(workers=workers), store)
-    return settings.but(slots=resources(sized, store).slots)
+    sized = with_precision(settings.replace(workers=workers), store)
+    return settings.replace(slots=resources(sized, store).slots)
 
 
 def _restoring_bytes(settings: Settings, store: ExpertStore, forms: tuple[str, ...]) -> int:

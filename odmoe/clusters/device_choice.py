@@ -15,7 +15,8 @@ from checkpoint.native.parameters import restoring_bytes
 from checkpoint.store import ExpertStore
 from odmoe.clusters.configuration import resources, with_precision
 from odmoe.clusters.devices import device_of
-from odmoe.settings.settings import CUDA, Settings
+from odmoe.settings.declarations import CUDA
+from odmoe.settings.settings import Settings
 from odmoe.settings.table import flag
 from odmoe.terminal import megabytes
 
@@ -42,14 +43,14 @@ def choose_devices(
     chosen = {}
     for role in ("main", "shadow"):
         device = device_of(settings, role)
-        if role not in roles or device.type == "cpu" or (role == "shadow" and not settings.shadowed):
+        if role not in roles or device.type == "cpu" or (role == "shadow" and not settings.has_shadow):
             continue
         needed, held = role_bytes(store, role, settings.shadow), taken.get(device, 0)
         if settings.device_of(role) == AUTO:
             chosen[f"{role}_device"] = str(device) if _fits(role, device, needed, held) else "cpu"
         if chosen.get(f"{role}_device") != "cpu":
             taken[device] = held + needed
-    return settings.but(**chosen)
+    return settings.replace(**chosen)
 
 
 def role_bytes(store: ExpertStore, role: str, scheme: str) -> int:
@@ -99,7 +100,7 @@ def choice_text(settings: Settings, chosen: Settings) -> str:
     """What `auto` has become, for the line that is shown while nodes start. Empty where it was not asked for, or this
     machine has no accelerator."""
     found = accelerator()
-    roles = ["main"] + ["shadow"] * settings.shadowed
+    roles = ["main"] + ["shadow"] * settings.has_shadow
     if found is None or AUTO not in [settings.device_of(role) for role in roles]:
         return ""
     if settings.loader_used != CUDA:

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 import torch
 
 from checkpoint.devices.names import AUTO, accelerator, count, find_device
-from odmoe.settings.settings import CUDA, ROLES, Settings
+from odmoe.settings.declarations import CUDA, ROLES
+from odmoe.settings.settings import Settings
 from odmoe.settings.table import flag
 
 if TYPE_CHECKING:
@@ -42,17 +43,17 @@ def _like_workers(settings: Settings) -> torch.device:
 def with_workers_of(settings: Settings, hosts: Iterable[Host]) -> Settings:
     """The settings that `auto` of the main node and the shadow follows. `hosts`: those of a cluster file. Where all
     workers are on GPUs by their hosts' own settings, so are those of the settings."""
-    of_workers = [settings.but(**host.settings) for host in hosts if host.role == "worker_node"]
+    of_workers = [settings.replace(**host.settings) for host in hosts if host.role == "worker_node"]
     if of_workers and settings.loader_used != CUDA and all(one.loader_used == CUDA for one in of_workers):
-        return settings.but(worker_device=CUDA, loader=CUDA)
+        return settings.replace(worker_device=CUDA, loader=CUDA)
     return settings
 
 
 def check_devices(settings: Settings) -> None:
     """Check that this machine has every device that its nodes are to use. Raises ConfigError. Of a Ray cluster that is
     joined, each node checks its own."""
-    if settings.joined:
+    if settings.uses_existing_ray:
         return
     for role in ROLES:
-        if role != "shadow" or settings.shadowed:
+        if role != "shadow" or settings.has_shadow:
             device_of(settings, role)

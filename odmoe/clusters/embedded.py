@@ -20,9 +20,17 @@ from odmoe.clusters.base import Say
 from odmoe.clusters.configuration import configure
 from odmoe.clusters.device_choice import choice_text, choose_devices
 from odmoe.clusters.devices import check_devices
-from odmoe.clusters.event_log import make_recorder, taken
+from odmoe.clusters.event_log import make_recorder, recording_of
 from odmoe.clusters.host_place import make_host
-from odmoe.clusters.nodes import emulation_of, make_engine, make_main, make_shadow, make_worker, travelled, travelling
+from odmoe.clusters.nodes import (
+    emulation_of,
+    make_engine,
+    make_main,
+    make_shadow,
+    make_worker,
+    timed_connect,
+    with_timing,
+)
 from odmoe.clusters.process import prepare_libraries
 from odmoe.settings.settings import Settings
 from odmoe.terminal import counted
@@ -52,21 +60,21 @@ class EmbeddedCluster:
         self._recorder = make_recorder(settings, store, configuration)
         engine = make_engine(settings, store, configuration, emulation, self._recorder)
         self._reconnector = keep_connected(engine, settings.launch_s)
-        self._travelled = travelled(emulation, engine)
+        self._timed_connect = timed_connect(emulation, engine)
         arithmetic = ExpertArithmetic(store.manifest.config, store.manifest.dtype, linear_of(settings.kernel))
-        shadow = ShadowStart(self._join_shadow) if settings.shadowed else None
+        shadow = ShadowStart(self._join_shadow) if settings.has_shadow else None
         try:
             for number in range(settings.workers):
                 worker = make_worker(
                     number, settings, store, arithmetic, emulation, configuration.resources, engine.lent
                 )
                 self._nodes.append(worker)
-                engine.peers.add_worker(number, self._travelled(_to(worker)), settings.launch_s)
+                engine.peers.add_worker(number, self._timed_connect(_to(worker)), settings.launch_s)
             host = make_host(settings, store, arithmetic, emulation)
             if host is not None:
-                node = travelling(host, emulation)
+                node = with_timing(host, emulation)
                 self._nodes.append(node)
-                engine.peers.add_worker(settings.workers, self._travelled(_to(node)), settings.launch_s)
+                engine.peers.add_worker(settings.workers, self._timed_connect(_to(node)), settings.launch_s)
             self.main = make_main(settings, store, engine, shadow)
         except BaseException:
             self._reconnector.close()
@@ -79,7 +87,7 @@ class EmbeddedCluster:
         if self._closed:
             return
         self._nodes.append(shadow)
-        self.main.engine.peers.add_shadow(self._travelled(_to(shadow)), self._settings.launch_s)
+        self.main.engine.peers.add_shadow(self._timed_connect(_to(shadow)), self._settings.launch_s)
 
     def generate(self, prompt: list[int], max_new_tokens: int, **how: Unpack[How]) -> Answer:
         return self.main.generate(prompt, max_new_tokens, **how)
@@ -97,7 +105,7 @@ class EmbeddedCluster:
         return self.main.engine.trace()
 
     def recording(self) -> bytes:
-        return taken(self._recorder)
+        return recording_of(self._recorder)
 
     def store(self) -> Path:
         return self._store.path

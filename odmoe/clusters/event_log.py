@@ -23,7 +23,7 @@ def make_recorder(settings: Settings, store: ExpertStore, configuration: Configu
     return Recorder(_about(settings, store, configuration.resources.slots), configuration.core)
 
 
-def taken(recorder: Recorder | None) -> bytes:
+def recording_of(recorder: Recorder | None) -> bytes:
     """The log so far. Raises ConfigError if there is none, or if it became too large."""
     if recorder is None:
         raise ConfigError("the cluster's nodes keep no record for --record; start them with it")
@@ -42,7 +42,7 @@ def _about(settings: Settings, store: ExpertStore, slots: int) -> dict[str, Any]
         "workers": settings.workers,
         "slots": slots,
         FORM_BYTES: {form: manifest.form_bytes(form) for form in (FULL, *manifest.forms)},
-        "shadow": settings.shadow if settings.shadowed else "none",
+        "shadow": settings.shadow if settings.has_shadow else "none",
         "loader": settings.loader_used,
         "profile": settings.profile,
         "draft": settings.draft,

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from worker_node.host import HostPlace
 
 
-def hosted(settings: Settings, profile: Profile | None) -> bool:
+def check_host_place(settings: Settings, profile: Profile | None) -> bool:
     """Whether there is a host place, and the placement uses it. `profile`: the parsed profile of the settings.
 
     Raises ConfigError if there is no host place, and --placement was given or the system is nothing without one.
@@ -40,9 +40,9 @@ def make_host(
 ) -> HostPlace | None:
     """The host place; None if the placement is `device`, or if the host cannot compute beside the device.
 
-    Raises ConfigError as `hosted` does.
+    Raises ConfigError as `check_host_place` does.
     """
-    if not hosted(settings, None if emulation is None else emulation.profile):
+    if not check_host_place(settings, None if emulation is None else emulation.profile):
         return None
     from worker_node.host import HostPlace
     from worker_node.pace import WorkerPace

@@ -51,13 +51,13 @@ def emulation_of(settings: Settings) -> Emulation | None:
     return Emulation(find_profile(settings.profile), duplex=settings.system_config.prefill == "ahead")
 
 
-def travelling(node: Node, emulation: Emulation | None) -> Node:
-    """The node, with its end of each stream timed by the profile."""
+def with_timing(node: Node, emulation: Emulation | None) -> Node:
+    """The node, with its end of each stream timed by the profile. Without emulation, the node itself."""
     return node if emulation is None else TimedNode(node, emulation)
 
 
-def travelled(emulation: Emulation | None, engine: Engine) -> Callable[[Connect], Connect]:
-    """Like `travelling`, for the main node's end of its streams, which all share its link."""
+def timed_connect(emulation: Emulation | None, engine: Engine) -> Callable[[Connect], Connect]:
+    """As `with_timing`, for the main node's end of its streams, which all share its link: wraps a `Connect`."""
     if emulation is None:
         return lambda to: to
     owed = emulation.agenda.expected = ExpectedPredictions(emulation.profile)
@@ -77,7 +77,7 @@ def make_engine(
     recorder: Recorder | None = None,
 ) -> Engine:
     """The scheduler, and the engine around it. Raises ConfigError."""
-    if settings.shadowed and settings.align_kv:
+    if settings.has_shadow and settings.align_kv:
         kv.kinds(config_from_dict(store.manifest.config))
     manifest, traced = store.manifest, settings.trace is not None
     hello = Hello(PROTOCOL_VERSION, manifest.model_digest, manifest.dtype, "main", traced, secrets.token_hex(16))
@@ -142,7 +142,7 @@ def make_worker(
         settings.check_loads,
         settings.threads_a_node,
     )
-    return travelling(worker, emulation)
+    return with_timing(worker, emulation)
 
 
 def make_shadow(settings: Settings, store: ExpertStore, emulation: Emulation | None) -> Node:
@@ -154,7 +154,7 @@ def make_shadow(settings: Settings, store: ExpertStore, emulation: Emulation | N
     manifest, pace = store.manifest, ShadowPace(emulation) if emulation else None
     model = ShadowModel(store, settings.shadow, str(device))
     shadow = Shadow("shadow", model, manifest.model_digest, manifest.dtype, pace)
-    return travelling(shadow, emulation)
+    return with_timing(shadow, emulation)
 
 
 def make_main(settings: Settings, store: ExpertStore, engine: Engine, shadow: ShadowStart | None) -> MainNode:
@@ -166,7 +166,7 @@ def make_main(settings: Settings, store: ExpertStore, engine: Engine, shadow: Sh
     linear = linear_of(settings.kernel)
     sharing = Sharing(settings.parallel, settings.queue, settings.prefill_chunk, settings.batch_dense)
     drafts = None
-    if settings.drafts:
+    if settings.has_drafts:
         late = settings.system_config.departure == LATE
         drafts = DraftSource(settings.draft, late, prompt=settings.draft_from == "prompt")
     return MainNode(

@@ -12,17 +12,24 @@ from collections.abc import Callable
 from concurrent import futures
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
-from odmoe.api.checks import check_early
-from odmoe.api.model import start_model
-from odmoe.api.options import how_of
+import typer
+
+from odmoe.api.checks import check_early, check_start
+from odmoe.api.options import options_from_settings
 from odmoe.api.records import shadow_of, write_records
 from odmoe.clusters.node_watch import NodeWatch
 from odmoe.clusters.process import prepare_process
-from odmoe.commands.report_text import show_answer, show_answers
+from odmoe.commands.shared.flags import with_settings
+from odmoe.commands.shared.options import Config, LibrariesDebug, ResultOnly
+from odmoe.commands.shared.prompts import read_prompts
+from odmoe.commands.texts.report_text import show_answer, show_answers
 from odmoe.settings.settings import Settings
+from odmoe.settings.sources import effective
 from odmoe.settings.system_settings import system_name
+from odmoe.settings.table import flag
 from odmoe.terminal import Output, Terminal, counted
 from scheduler.errors import ODMoEError, PromptError, PromptsFailedError, RequestError
 
@@ -31,6 +38,36 @@ if TYPE_CHECKING:
     from odmoe.api.model import Model, OpenedModel
     from odmoe.api.text_answer import TextAnswer
     from odmoe.clusters.base import Say
+
+
+@with_settings(Settings)
+def generate(
+    flags: dict[str, Any],
+    prompt: Annotated[str | None, typer.Argument(help="Prompt (default: standard input)")] = None,
+    prompts: Annotated[
+        Path | None,
+        typer.Option(help="File of prompts, one per line", show_default=False, metavar="PATH"),
+    ] = None,
+    config: Config = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per answer", metavar="")] = False,
+    quiet: ResultOnly = False,
+    debug: LibrariesDebug = False,
+) -> None:
+    """Answer a prompt, or a file of prompts.
+
+    --cluster is embedded (in this process), local (a process for each node),
+    auto or host:port (a running Ray cluster), or a cluster FILE.yaml.
+    odmoe systems lists systems and policies. odmoe config shows the settings.
+    """
+    settings = effective(flags, config).settings
+    check_start(settings, flag, "command")
+    prompt_texts = read_prompts(prompt, prompts)
+    output, listed = Output(as_json, quiet, debug), prompts is not None
+    if settings.has_cluster_file:
+        from odmoe.commands.over_ssh.generate import ask
+
+        raise typer.Exit(ask(settings, prompt_texts, output, listed))
+    run_generate(settings, prompt_texts, output, listed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +92,7 @@ class Job:
     def answer(self, ids: list[int], show: Callable[[str], None]) -> tuple[str, Report | None]:
         """One answer. `show` gets the text that each token completes, often empty."""
         settings, pieces = self.settings, []
-        with self.model.answer(ids, settings.max_new_tokens, how_of(settings), self.notify) as answer:
+        with self.model.answer(ids, settings.max_new_tokens, options_from_settings(settings), self.notify) as answer:
             self.under_way.add(answer)
             try:
                 for piece in answer:
@@ -101,6 +138,8 @@ def run_generate(
     single prompt streams.
     `cluster_name`: the user's name for the cluster, where it is not `settings.cluster`.
     """
+    from odmoe.api.model import start_model
+
     terminal = Terminal(output.quiet, output.debug)
     prepare_process(output.debug)
     check_early(settings)
@@ -175,7 +214,7 @@ def _answer_one(job: Job, ids: list[int], output: Output, terminal: Terminal) ->
 def progress_of(tokens: int, served: Settings) -> str:
     """What is shown of an answer after so many tokens. Where the nodes start with the command, the second token waits
     for the shadow."""
-    waits = tokens == 1 and served.shadowed and not served.joined
+    waits = tokens == 1 and served.has_shadow and not served.uses_existing_ray
     return f"answering: {counted(tokens, 'token')}" + "; decoding begins when the shadow is ready" * waits
 
 
@@ -198,7 +237,7 @@ def _answer_all(job: Job, prompts: list[list[int]], texts: list[str], output: Ou
                 if output.json:
                     _write(json.dumps({"prompt": number, "error": error}) + "\n")
                 else:
-                    terminal.complain(f"prompt {number}: {error['type']}: {error['message']}")
+                    terminal.print_always(f"prompt {number}: {error['type']}: {error['message']}")
                 continue
             text, report = outcome
             if report is not None:

@@ -8,9 +8,16 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
+import typer
+
+from odmoe.commands.shared.options import Json, LibrariesDebug, ResultOnly
+from odmoe.settings.declarations import DTYPES, EXPERTS
+from odmoe.settings.settings import Settings
+from odmoe.settings.table import declared
 from odmoe.terminal import Output, Terminal
+from scheduler.errors import ConfigError
 
 if TYPE_CHECKING:
     from checkpoint.manifest import Manifest
@@ -26,6 +33,48 @@ LABELS = {
     "moe_layers": "MoE layers",
 }
 """Facts whose label is not their name in the JSON object."""
+
+
+def shard(
+    model: Annotated[str, typer.Argument(help="Model directory, GGUF file or org/name on the Hub")],
+    store: Annotated[str, typer.Argument(help="Directory of the new expert store")],
+    dtype: Annotated[
+        str | None,
+        typer.Option(
+            help=f"Data type of the weights: {', '.join(DTYPES)} (default: the checkpoint's)",
+            show_default=False,
+            metavar="TEXT",
+        ),
+    ] = None,
+    experts: Annotated[
+        str | None,
+        typer.Option(
+            help=f"{declared(Settings, 'experts').about}: {', '.join(EXPERTS)}", show_default=False, metavar="TEXT"
+        ),
+    ] = None,
+    forms: Annotated[
+        str | None,
+        typer.Option(
+            help="Also store every expert in fewer bits: int4, int2 or int4,int2", show_default=False, metavar="TEXT"
+        ),
+    ] = None,
+    verify: Annotated[
+        bool, typer.Option("--verify", help="Read every expert back and compare its checksum", metavar="")
+    ] = False,
+    as_json: Json = False,
+    quiet: ResultOnly = False,
+    debug: LibrariesDebug = False,
+) -> None:
+    """Split a model into dense weights and an expert store.
+
+    An interrupted run resumes where it stopped.
+    """
+    if dtype is not None and dtype not in DTYPES:
+        raise ConfigError(f"--dtype is {dtype!r}; allowed: {', '.join(DTYPES)}")
+    if experts is not None and experts not in EXPERTS:
+        raise ConfigError(f"--experts is {experts!r}; allowed: {', '.join(EXPERTS)}")
+    form_names = [name.strip() for name in forms.split(",")] if forms else []
+    run_shard(model, store, Output(as_json, quiet, debug), dtype, form_names, verify, experts)
 
 
 def run_shard(

@@ -8,8 +8,11 @@ import shutil
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Annotated
 
-from odmoe.stores import cache_dir, uses_dir
+import typer
+
+from odmoe.commands.shared.options import Json
 from odmoe.terminal import Output
 from scheduler.errors import ConfigError, StoreError, StoreWriteError
 from scheduler.unknown_names import nearest
@@ -28,8 +31,23 @@ class Stored:
     last_used: float
 
 
+def stores(
+    remove: Annotated[
+        str | None, typer.Option(help="Remove this store instead", show_default=False, metavar="STORE")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """List the expert stores in this machine's cache: model, format, size, last use.
+
+    A store that is removed is made again when its model is used.
+    """
+    run_stores(remove, Output(as_json, False, False))
+
+
 def run_stores(remove: str | None, output: Output) -> None:
     """List the stores of the cache, the one used last first; or remove one. Raises ConfigError, StoreWriteError."""
+    from odmoe.stores import cache_dir
+
     folder = cache_dir() / "stores"
     there = folder.iterdir() if folder.is_dir() else ()
     names = [path.name for path in there if path.is_dir() and not path.is_symlink() and _is_store(path.name)]
@@ -56,6 +74,7 @@ def _is_store(name: str) -> bool:
 def _stored(path: Path) -> Stored:
     """Raises nothing: a damaged store is to be listed and removed, too."""
     from checkpoint.store import ExpertStore
+    from odmoe.stores import uses_dir
 
     model, used = "", path.stat().st_mtime
     with contextlib.suppress(OSError, ValueError, AttributeError, RecursionError):
@@ -76,6 +95,8 @@ def _size(path: Path) -> int:
 
 def _remove(path: Path) -> None:
     """The manifest goes first: what is left after an interruption is no store. Raises StoreWriteError."""
+    from odmoe.stores import uses_dir
+
     try:
         (path / "manifest.json").unlink(missing_ok=True)
         shutil.rmtree(path)

@@ -12,25 +12,92 @@ import time
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-from checkpoint.hub import find_model
-from checkpoint.prediction import token_predictor
-from checkpoint.prediction.token_predictor import FILE, TokenPredictor
+import typer
+
 from odmoe.api.checks import check_writable
 from odmoe.clusters.process import prepare_libraries, prepare_process
-from odmoe.commands.whole_model import check_memory, checked_config, load_whole
+from odmoe.commands.shared.options import Debug, Json, Quiet
+from odmoe.commands.shared.prompts import read_prompts
 from odmoe.settings.settings import Settings
 from odmoe.terminal import Terminal
-from odmoe.text import encode, load_tokenizer
-from odmoe.training.observed_model import ObservedModel
-from odmoe.training.predictor_training import Recall, Samples, collect, fit, joined, mean_of, measure
+from odmoe.training.domains import training_prompts
 from scheduler.errors import CheckpointError, ConfigError, CorruptCheckpointError
 from scheduler.files import write_whole
-from wire.machine import processor_name
+from scheduler.limits import MAX_COUNT
+
+if TYPE_CHECKING:
+    from odmoe.training.observed_model import ObservedModel
+    from odmoe.training.predictor_training import Recall, Samples
 
 HELD_OUT = 5
 """One answer in so many of each domain is held out."""
+
+
+def train_predictor(
+    model: Annotated[str, typer.Argument(help="Model directory, or org/name on the Hub")],
+    prompts: Annotated[
+        Path | None,
+        typer.Option(
+            help="File of prompts, one per line, or a folder with a NAME.txt for each domain (default: prompts of five "
+            "domains)",
+            show_default=False,
+            metavar="PATH",
+        ),
+    ] = None,
+    tokens: Annotated[
+        int,
+        typer.Option(
+            "-n", "--tokens", help="Maximum number of tokens per answer (default: 100)", show_default=False, metavar="N"
+        ),
+    ] = 100,
+    steps: Annotated[
+        int, typer.Option(help="Training steps per layer (default: 300)", show_default=False, metavar="N")
+    ] = 300,
+    seed: Annotated[
+        int,
+        typer.Option(
+            help="Random seed of the choice of held-out answers (default: 0)", show_default=False, metavar="N"
+        ),
+    ] = 0,
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "-o",
+            "--output",
+            help="File to write (default: MODEL/token_predictor.safetensors)",
+            show_default=False,
+            metavar="PATH",
+        ),
+    ] = None,
+    as_json: Json = False,
+    quiet: Quiet = False,
+    debug: Debug = False,
+) -> None:
+    """Train the token-wise predictor of a model, for --predictor token-wise.
+
+    Transformers answers the prompts. For each layer, a network learns which experts the next token will use.
+
+    A fifth of each domain's answers is held out to measure recall. The whole model must fit in memory, in float32.
+    """
+    for name, value, least in (("--tokens", tokens, 2), ("--steps", steps, 1), ("--seed", seed, 0)):
+        if not least <= value <= MAX_COUNT:
+            raise ConfigError(f"{name} is {value}; allowed: {least}, {least + 1}, ... {MAX_COUNT}")
+    texts = training_prompts() if prompts is None else _read_domains(prompts)
+    run_train_predictor(model, texts, Training(tokens, steps, seed), output, as_json, Terminal(quiet, debug))
+
+
+def _read_domains(path: Path) -> dict[str, list[str]]:
+    """Domain -> its prompts, two or more. Raises ConfigError or PromptError."""
+    files = sorted(path.glob("*.txt")) if path.is_dir() else [path]
+    if not files:
+        raise ConfigError(f"--prompts {path} is a folder without .txt files; give it one for each domain")
+    found = {file.stem: read_prompts(None, file) for file in files}
+    for file in files:
+        if len(found[file.stem]) < 2:
+            raise ConfigError(f"--prompts {file} has one prompt; give two or more, since one answer is held out")
+    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,10 +122,18 @@ def run_train_predictor(
 
     Raises ConfigError, CheckpointError, DoesNotFitError or PromptError before the model is loaded.
     """
+    from checkpoint.hub import find_model
+    from checkpoint.prediction import token_predictor
+    from odmoe.commands.shared.whole_model import check_memory, checked_config, load_whole
+    from odmoe.text import encode, load_tokenizer
+    from odmoe.training.observed_model import ObservedModel
+    from odmoe.training.predictor_training import collect, fit, join_samples, mean_of, measure
+    from wire.machine import processor_name
+
     prepare_process(terminal.debug)
     path = find_model(model)
     config = checked_config(path)
-    file = output or path / FILE
+    file = output or path / token_predictor.FILE
     check_writable("--output", str(file))
     context = check_memory(path.name, config, "float32").context_max
     if training.tokens > context - 2:
@@ -81,7 +156,7 @@ def run_train_predictor(
             weights[layer] = fit(rows, observed.shape.top_k, training.steps)
             progress("training layers", done, len(learned))
     before = _weights_before(file, observed)
-    unseen = joined(list(held.values()))
+    unseen = join_samples(list(held.values()))
     found = Found(
         layers=measure(weights, before, unseen),
         domains={domain: mean_of(measure(weights, before, rows)) for domain, rows in held.items() if rows},
@@ -101,7 +176,7 @@ def run_train_predictor(
         "machine": f"{processor_name()}, torch {version('torch')}, transformers {version('transformers')}",
         "when": time.strftime("%Y-%m-%d"),
     }
-    token_predictor.save(TokenPredictor(weights, facts), observed.gates, file)
+    token_predictor.save(token_predictor.TokenPredictor(weights, facts), observed.gates, file)
     if file.parent.resolve() == path.resolve():
         sign(file)
     print(json.dumps(as_dict(file, facts, found)) if as_json else as_text(file, facts, found))
@@ -116,6 +191,8 @@ class Found:
 
     @property
     def mean(self) -> Recall:
+        from odmoe.training.predictor_training import mean_of
+
         return mean_of(self.layers)
 
 
@@ -135,17 +212,21 @@ def _split(
 ) -> tuple[dict[int, Samples], dict[str, dict[int, Samples]]]:
     """What is learned, of all domains together, and by domain what is held out. Raises PromptError where a side has
     no samples."""
+    from odmoe.training.predictor_training import join_samples
+
     learned, held = [], {}
     for domain in dict.fromkeys(domain for domain, _ in samples):
         of = [one for name, one in samples if name == domain]
         count = max(1, len(of) // HELD_OUT)
-        held[domain] = joined(of[:count]) if any(of[:count]) else {}
+        held[domain] = join_samples(of[:count]) if any(of[:count]) else {}
         learned += of[count:]
-    return joined(learned), held
+    return join_samples(learned), held
 
 
 def _weights_before(file: Path, observed: ObservedModel) -> dict[int, Any] | None:
     """Of the file that will be replaced; None where there is none, or one of another model."""
+    from checkpoint.prediction import token_predictor
+
     try:
         return token_predictor.load(file, observed.gates).weights
     except CheckpointError:

@@ -5,25 +5,75 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
-import torch
+import typer
 
-from checkpoint.devices.names import return_memory
-from checkpoint.family import dtype_name, stored_dtype
-from checkpoint.hub import find_model
 from odmoe.api.checks import check_early
 from odmoe.clusters.process import prepare_libraries, prepare_process
-from odmoe.commands.comparison import Answer, Verdict, as_dict, compare
-from odmoe.commands.verify_text import as_text
-from odmoe.commands.whole_model import check_memory, checked_config, load_whole
+from odmoe.commands.shared.flags import with_settings
+from odmoe.commands.shared.options import Debug, Json, Quiet
+from odmoe.commands.shared.prompts import read_prompts
+from odmoe.commands.texts.verify_text import as_text
+from odmoe.settings.derived import VERIFY_FLAGS
 from odmoe.settings.settings import Settings
+from odmoe.settings.sources import effective
 from odmoe.settings.system_settings import system_name
-from odmoe.start import start_cluster
 from odmoe.terminal import Terminal
+from odmoe.training.domains import training_prompts
 from scheduler.errors import ConfigError, CorruptCheckpointError, PromptError
 
+if TYPE_CHECKING:
+    import torch
+
+    from odmoe.commands.shared.comparison import Answer
+
+SAMPLES = 3
+
 Step = Callable[[], None]
+
+
+@with_settings(Settings, VERIFY_FLAGS)
+def verify(
+    flags: dict[str, Any],
+    model: Annotated[str, typer.Argument(help="Model directory, GGUF file or org/name on the Hub")],
+    prompt: Annotated[str | None, typer.Argument(help=f"Prompt (default: {SAMPLES} sample prompts)")] = None,
+    prompts: Annotated[
+        Path | None,
+        typer.Option(help="File of prompts, one per line, as text or JSON strings", show_default=False, metavar="PATH"),
+    ] = None,
+    tokens: Annotated[
+        int, typer.Option("-n", "--tokens", help="Tokens of each answer (default: 32)", show_default=False, metavar="N")
+    ] = 32,
+    config: Annotated[
+        str | None,
+        typer.Option("--config", help="YAML file of settings, as for generate", show_default=False, metavar="PATH"),
+    ] = None,
+    as_json: Json = False,
+    quiet: Quiet = False,
+    debug: Debug = False,
+) -> None:
+    """Compare tokens and logits with those of Transformers on the same checkpoint.
+
+    Both decode greedily. For Transformers the whole model must fit in memory.
+
+    The exit code is 0 if tokens are equal, and logits up to rounding; otherwise 1.
+
+    A system that is approximate by design is reported as such, with exit code 0.
+    """
+    settings = effective(flags | {"model": model}, config).settings
+    if tokens < 1:
+        raise ConfigError(f"--tokens is {tokens}; allowed: 1, 2, ...")
+    if settings.uses_existing_ray:
+        raise ConfigError(
+            f"--cluster is {settings.cluster!r}; allowed for verify: embedded, local (the reference needs the whole "
+            "model on this machine)"
+        )
+    given = prompt is not None or prompts is not None
+    texts = read_prompts(prompt, prompts) if given else training_prompts()["problems"][:SAMPLES]
+    if not run_verify(settings, texts, tokens, as_json, Terminal(quiet, debug)):
+        raise typer.Exit(1)
 
 
 def run_verify(settings: Settings, prompts: list[str], tokens: int, as_json: bool, terminal: Terminal) -> bool:
@@ -32,6 +82,13 @@ def run_verify(settings: Settings, prompts: list[str], tokens: int, as_json: boo
 
     Raises ConfigError, CheckpointError, DoesNotFitError or PromptError before the model is loaded.
     """
+    from checkpoint.devices.names import return_memory
+    from checkpoint.family import dtype_name, stored_dtype
+    from checkpoint.hub import find_model
+    from odmoe.commands.shared.comparison import Verdict, as_dict, compare
+    from odmoe.commands.shared.whole_model import check_memory, checked_config, load_whole
+    from odmoe.start import start_cluster
+
     prepare_process(terminal.debug)
     check_early(settings)
     path = find_model(settings.model)
@@ -112,7 +169,10 @@ def reference(model: Any, prompt: list[int], tokens: int, step: Step = lambda: N
     The model's generation settings hold, but for those that the engine does not support. Raises ConfigError where
     Transformers refuses them.
     """
+    import torch
+
     from main_node.sampling import NEUTRAL
+    from odmoe.commands.shared.comparison import Answer
 
     try:
         with torch.inference_mode():
@@ -153,6 +213,8 @@ class _Streamer:
 
 def answer(cluster: Any, prompt: list[int], tokens: int, step: Step = lambda: None) -> tuple[Answer, Any]:
     """The engine's greedy answer, and its report. Logits stay on the main node unless that is in this process."""
+    from odmoe.commands.shared.comparison import Answer
+
     main = getattr(cluster, "main", None)
     logits: list[torch.Tensor] = []
     if main is not None:

@@ -217,9 +217,9 @@ def read_hosts(roles: dict[str, Any], where: str) -> Iterator[Host]:
 
     A host is an address, or a mapping with `host` and settings of its own. Workers are a list of hosts or of groups.
     """
-    strangers = [role for role in roles if role not in ROLES]
-    if strangers:
-        raise ConfigError(f"{where}: hosts has the role {strangers[0]!r}; allowed: {', '.join(ROLES)}")
+    unknown_roles = [role for role in roles if role not in ROLES]
+    if unknown_roles:
+        raise ConfigError(f"{where}: hosts has the role {unknown_roles[0]!r}; allowed: {', '.join(ROLES)}")
     seats: list[tuple[str, int, int | None, Any]] = [("main_node", 0, None, roles.get("main_node"))]
     if roles.get("shadow_node") is not None:
         seats.append(("shadow_node", 0, None, roles["shadow_node"]))
@@ -252,10 +252,11 @@ def _host(role: str, number: int, group: int | None, declared: Any, where: str) 
         address = str(ipaddress.IPv4Address(address if isinstance(address, str) else ""))
     except ValueError:
         raise ConfigError(f"{where}: {role} is {address!r}; allowed: an IPv4 address, such as 192.168.1.11") from None
-    strangers = [key for key in settings if key not in OWN_SETTINGS]
-    if strangers:
+    unknown_settings = [key for key in settings if key not in OWN_SETTINGS]
+    if unknown_settings:
         raise ConfigError(
-            f"{where}: {address} has the setting {strangers[0]!r}; allowed for one host: {', '.join(OWN_SETTINGS)}"
+            f"{where}: {address} has the setting {unknown_settings[0]!r}; allowed for one host: "
+            f"{', '.join(OWN_SETTINGS)}"
         )
     own = f"{role.removesuffix('_node')}_device"
     if "device" in settings:  # it comes before that of all hosts of its role

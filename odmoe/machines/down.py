@@ -49,18 +49,18 @@ def down(file: Path, terminal: Terminal) -> None:
                 run_ray(cluster, folder, "down", RAY_S, say if terminal.debug else lambda line: None)
             except LaunchError as error:
                 say(str(error))
-        former = end_former(ssh, cluster, folder, terminal.complain)
+        former = end_former(ssh, cluster, folder, terminal.print_always)
         reached = [host for host in cluster.hosts if isinstance(runs[host.address], dict)]
         ended = ssh.each(reached, lambda host: stop_processes(ssh, host, own, release=True))
     others |= {address: owner for address, found in ended.items() if (owner := _other_owner(found, own))}
     for host in cluster.hosts:
         if owner := others.get(host.address):
-            terminal.complain(f"{host.name} ({host.address}): {left_alone(owner)}")
+            terminal.print_always(f"{host.name} ({host.address}): {left_alone(owner)}")
     failed = [
         host
         for host in cluster.hosts
         if host.address not in others
-        and not _ended(host, runs[host.address], ended.get(host.address), say, terminal.complain)
+        and not _ended(host, runs[host.address], ended.get(host.address), say, terminal.print_always)
     ]
     if former:
         remember(folder, cluster, former)
@@ -84,15 +84,15 @@ def _asked(ssh: Ssh, hosts: tuple[Host, ...]) -> list[tuple[Host, Any]]:
     return [(host, found[host.address]) for host in hosts]
 
 
-def _ended(host: Host, asked: Any, ended: Any, say: Say, complain: Say) -> bool:
+def _ended(host: Host, asked: Any, ended: Any, say: Say, print_always: Say) -> bool:
     """Print the processes that `ray down` left and that were killed, and why a host may still run something."""
     error = next((found for found in (asked, ended) if isinstance(found, HostError)), None)
     if error is not None:
-        complain(f"{host.name} ({host.address}): not stopped: {cause(error)}")
+        print_always(f"{host.name} ({host.address}): not stopped: {cause(error)}")
         return False
     stopped, left = ended.get("stopped"), ended.get("left", ["what its python3, older than 3.7, cannot list"])
     if stopped:
         say(f"{host.name} ({host.address}): ended what was left: {', '.join(stopped)}")
     if left:
-        complain(f"{host.name} ({host.address}): cannot be ended: {', '.join(left)}; see there")
+        print_always(f"{host.name} ({host.address}): cannot be ended: {', '.join(left)}; see there")
     return not left

@@ -11,12 +11,11 @@ from typing import Any
 import scheduler.errors
 from odmoe.machines.cluster_file import ClusterFile
 from odmoe.machines.ssh import Ssh
+from odmoe.settings.derived import HERE_ONLY
 from odmoe.settings.settings import Settings
 from scheduler.errors import ClusterError, HostError, LaunchError, LinkError, ODMoEError
 
-AT_HEAD = ". ~/odmoe/code/env.sh && exec python -m odmoe.cli.at_head"
-HERE_ONLY = frozenset({"cluster", "model", "store", "tls", "secret", "host", "node_port"})
-"""Settings whose values are valid on this machine only; they are not sent to the head."""
+AT_HEAD = ". ~/odmoe/code/env.sh && exec python -m odmoe.at_head"
 STOP, HERE = "stop\n", "here\n"
 """Lines for a service on the head: a signal came to the launching machine; it is still there."""
 HERE_S, SILENT_S = 10.0, 60.0

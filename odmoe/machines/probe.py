@@ -28,7 +28,7 @@ HOME = os.path.expanduser("~")
 OURS = os.path.join(HOME, "odmoe")
 # In the environment of everything started after env.sh, and of nothing else on the machine.
 MARK = ("RAY_AUTH_TOKEN_PATH=" + os.path.join(OURS, "keys", "ray_token")).encode()
-ASKED = "odmoe.cli.at_head"  # the launching machine's request, which ends with that
+ASKED = "odmoe.at_head"  # the launching machine's request, which ends with that
 OWNER = os.path.join(OURS, "owner.json")
 STORES = os.path.join(OURS, "stores")
 SESSION = re.compile(r"(/[^\0=, ]*/session_[0-9_-]+/)")  # the folder of a Ray's sockets and logs

@@ -64,7 +64,7 @@ def code_digest() -> str:
     return _digest(_files())
 
 
-def shipped(archive: Path) -> str:
+def digest_in(archive: Path) -> str:
     """The digest of the code in an archive that `code_archive` wrote. Raises ConfigError."""
     try:
         with tarfile.open(archive) as files, files.extractfile(SHIPPED) or io.BytesIO() as digest_file:

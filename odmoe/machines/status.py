@@ -15,7 +15,7 @@ from rich.live import Live
 from odmoe.machines.cluster_file import ClusterFile, read_cluster_file
 from odmoe.machines.head import Head, HostStates
 from odmoe.machines.home import cluster_dir, cluster_id
-from odmoe.machines.owners.ownership import described, other_owner
+from odmoe.machines.owners.ownership import describe_owner, other_owner
 from odmoe.machines.preflight import probe
 from odmoe.machines.ssh import Ssh
 from odmoe.machines.table import HostTable, Row
@@ -23,7 +23,7 @@ from scheduler.errors import HostError, ODMoEError
 
 HEAD_S = 45.0
 EVERY_S = 2.0
-AT_HEAD_NAME = "odmoe.cli.at_head"
+AT_HEAD_NAME = "odmoe.at_head"
 
 
 def status(file: Path, watch: bool = False, as_json: bool = False) -> bool:
@@ -91,7 +91,7 @@ def _put_simply(
     message."""
     name = f"{cluster.main.name} ({cluster.main.address})"
     if not isinstance(head, HostError) and (owner := other_owner(head, own)):
-        return _without_states(f"{name} belongs to {described(owner)}")
+        return _without_states(f"{name} belongs to {describe_owner(owner)}")
     if isinstance(head, HostError) or not seen.get("error") or _runs(head):
         return seen
     return {**seen, **_without_states(f"nothing runs on {name}; odmoe up {cluster.path} changes that")}
@@ -111,7 +111,7 @@ def _own(facts: dict[str, Any], row: Row, own: str | None) -> Row:
     if "processes" not in facts:
         return {"state": "unfit", "detail": f"its Python is {facts['python']}, 3.11 or newer is needed"}
     if owner := other_owner(facts, own):
-        return {"state": "occupied", "detail": f"it belongs to {described(owner)}", "owner": owner}
+        return {"state": "occupied", "detail": f"it belongs to {describe_owner(owner)}", "owner": owner}
     runs = _runs(facts)
     known = {name: facts[name] for name in ("cores", "gpus", "disk_free", "processes", "code")}
     stores = ", ".join(name for name, store in facts["stores"].items() if not store["fault"])
@@ -130,4 +130,4 @@ def _below(found: dict[str, Any]) -> str:
     """The head's error, and whose the hosts are, by the first that says so."""
     error = f"head: {found['error']['type']}: {found['error']['message']}\n" if found["error"] else ""
     owner = next((row["owner"] for row in found["hosts"] if row["state"] != "occupied" and row.get("owner")), None)
-    return error + (f"owner: {described(owner)}\n" if owner else "")
+    return error + (f"owner: {describe_owner(owner)}\n" if owner else "")

@@ -13,13 +13,13 @@ from pathlib import Path
 from checkpoint.hub import find_model
 from checkpoint.manifest import MANIFEST
 from checkpoint.sharding.source import open_source
-from odmoe.clusters.host_place import hosted
+from odmoe.clusters.host_place import check_host_place
 from odmoe.machines.cluster_file import ClusterFile, read_cluster_file
 from odmoe.machines.head import Head
 from odmoe.machines.home import cluster_dir, cluster_id, only_one, write_token
 from odmoe.machines.owners.claims import Claims
 from odmoe.machines.owners.launch_record import as_launched, check_same_file, end_former, remember
-from odmoe.machines.owners.ownership import described
+from odmoe.machines.owners.ownership import describe_owner
 from odmoe.machines.preflight import (
     Facts,
     Requirements,
@@ -34,11 +34,11 @@ from odmoe.machines.ship import (
     STORES,
     certificate_digest,
     code_digest,
+    digest_in,
     lock_time,
     manifest_digest,
     push_keys,
     push_store,
-    shipped,
 )
 from odmoe.machines.ssh import Ssh, size_of
 from odmoe.machines.table import HostTable, cause, copying
@@ -93,9 +93,9 @@ def up(file: Path, settings: Settings, terminal: Terminal, timeout_s: float = 30
         raise ConfigError("--model is not given; give a model directory, e.g. -m models/demo-moe")
     cluster = read_cluster_file(file)
     for host in cluster.hosts:
-        settings.but(**host.settings)  # a host's own may not go with those of all
+        settings.replace(**host.settings)  # a host's own may not go with those of all
     _check_model(settings.model)
-    hosted(settings, None if settings.profile is None else find_profile(settings.profile))
+    check_host_place(settings, None if settings.profile is None else find_profile(settings.profile))
     folder = cluster_dir(cluster.name)
     with only_one(folder), Ssh.of(cluster, folder) as ssh:
         work = _BringUp(ssh, cluster, folder, settings, terminal)
@@ -103,7 +103,7 @@ def up(file: Path, settings: Settings, terminal: Terminal, timeout_s: float = 30
             work.run(timeout_s, take_over)
         except BaseException as error:
             if isinstance(error, KeyboardInterrupt):
-                terminal.complain(f"{work.reached.value}{_next(work.reached, file)}")
+                terminal.print_always(f"{work.reached.value}{_next(work.reached, file)}")
             work.give_up()
             raise
 
@@ -182,7 +182,7 @@ class _BringUp:
         self._give_up(failed, "not to be had")
         for address, owner in taken.items():
             held = owner["held"] or "nothing of it runs"
-            self._say(f"{self._cluster.find(address).name} ({address}): taken from {described(owner)}; {held}")
+            self._say(f"{self._cluster.find(address).name} ({address}): taken from {describe_owner(owner)}; {held}")
         hosts = [host for host in self._cluster.hosts if taken.get(host.address, {}).get("held")]
         ended = self._ssh.each(hosts, lambda host: stop_processes(self._ssh, host, self._id, release=False))
         failed = {
@@ -241,7 +241,7 @@ class _BringUp:
             remember(self._folder, self._cluster, end_former(self._ssh, self._cluster, self._folder, self._say))
             show = self._say if self._terminal.debug else lambda line: None
             run_ray(self._cluster, self._folder, "up", max(1.0, until - time.monotonic()), show)
-            self._digest = shipped(self._folder / "code.tar.gz")
+            self._digest = digest_in(self._folder / "code.tar.gz")
         self.reached = Reached.NODES
         self._turns.end("ray up")
 
@@ -323,7 +323,7 @@ class _BringUp:
                 why = f"no heartbeat for {row['heartbeat_s']:.0f} s"
             else:
                 why = row["detail"] or f"still {row['state']}"
-            self._complain(f"{host.name} ({host.address}): {why}")
+            self._print_always(f"{host.name} ({host.address}): {why}")
         names = ", ".join(host.name for host in behind) or "none"
         return LaunchError(
             f"{message}; not ready: {names}; odmoe status {self._cluster.path} shows the hosts, odmoe down ends them"
@@ -332,7 +332,7 @@ class _BringUp:
     def _give_up(self, failed: dict[str, HostError], how: str) -> None:
         """Print every host that failed. Raises LaunchError if any did."""
         for error in failed.values():
-            self._complain(str(error))
+            self._print_always(str(error))
         if failed:
             count, names = len(failed), ", ".join(self._names(failed))
             raise LaunchError(f"{count} of {len(self._cluster.hosts)} hosts {how}: {names}; each is explained above")
@@ -343,8 +343,8 @@ class _BringUp:
     def _say(self, text: str) -> None:
         self._terminal.console.print(text, markup=False, soft_wrap=True)
 
-    def _complain(self, text: str) -> None:
-        self._terminal.complain(text)
+    def _print_always(self, text: str) -> None:
+        self._terminal.print_always(text)
 
 
 def _quoted(line: str | None) -> str:

@@ -20,7 +20,8 @@ from odmoe.clusters.process import prefer_as_victim
 from odmoe.on_ray.answers import Answers
 from odmoe.on_ray.node_actor import NodeProcess, own_host
 from odmoe.on_ray.seats import group_size, hosts_of_launcher
-from odmoe.settings.settings import ROLES, Settings
+from odmoe.settings.declarations import ROLES
+from odmoe.settings.settings import Settings
 from odmoe.stores import open_verified
 from scheduler.errors import LaunchError, LinkError
 from scheduler.trace import Span
@@ -89,22 +90,23 @@ class Main(NodeProcess):
         from odmoe.on_ray.fleet import Fleet
 
         check_access(own_host(self._settings), *credentials(self._settings))  # needed by every node
-        hosts = list(hosts_of_launcher().values()) if self._settings.joined else []
+        hosts = list(hosts_of_launcher().values()) if self._settings.uses_existing_ray else []
         device_of(_of_main_host(self._settings, hosts), "main")  # before anything is loaded
         store, emulation = open_verified(self._store), emulation_of(self._settings)
         self._manifest = store.manifest
-        size = group_size(hosts) if self._settings.joined else None
+        size = group_size(hosts) if self._settings.uses_existing_ray else None
         if size and "group_size" not in self._settings.model_fields_set:
-            self._settings = self._settings.but(group_size=size)
+            self._settings = self._settings.replace(group_size=size)
         configuration = configure(self._settings, store)
         self._recorder = make_recorder(self._settings, store, configuration)
         engine = make_engine(self._settings, store, configuration, emulation, self._recorder)
         # The devices that were chosen here are no part of what the cluster serves with.
         own = _of_main_host(self._settings, hosts)
-        own = choose_devices(own, store, ["main"] if own.joined else ROLES, beside_workers=not own.joined)
+        alone = own.uses_existing_ray
+        own = choose_devices(own, store, ["main"] if alone else ROLES, beside_workers=not alone)
         of_fleet = configuration.settings
         if own.shadow_device != of_fleet.shadow_device:
-            of_fleet = of_fleet.but(shadow_device=own.shadow_device)
+            of_fleet = of_fleet.replace(shadow_device=own.shadow_device)
         fleet = self._fleet = Fleet(engine, of_fleet, self._store, emulation)
         try:
             self._main = self._begin(own, store, engine, fleet)
@@ -125,13 +127,13 @@ class Main(NodeProcess):
         start = None
         if ("shadow", 0) in seats:  # its process starts now; it is read when this one has loaded its model
             begun = fleet.begin("shadow", 0)
-            if not self._settings.joined:
+            if not self._settings.uses_existing_ray:
                 start = ShadowStart(partial(fleet.join_first, "shadow", 0, begun))
         workers = [(number, fleet.begin(kind, number)) for kind, number in seats if kind == "worker"]
         main = make_main(settings, store, engine, start)
         if start is not None:
             start.begin()
-        if self._settings.joined:  # a missing node is no failure here: the reconnector keeps trying
+        if self._settings.uses_existing_ray:  # a missing node is no failure here: the reconnector keeps trying
             for kind, number in seats:
                 fleet.reconnector.lost(kind, number)
             fleet.watch()
@@ -172,9 +174,9 @@ class Main(NodeProcess):
         return self._main.engine.trace() if self._main is not None else []
 
     def recording(self) -> bytes:
-        from odmoe.clusters.event_log import taken
+        from odmoe.clusters.event_log import recording_of
 
-        return taken(self._recorder)
+        return recording_of(self._recorder)
 
     def serving(self) -> Serving:
         manifest = self._manifest or open_verified(self._store).manifest
@@ -199,4 +201,4 @@ def _of_main_host(settings: Settings, hosts: Sequence[Host]) -> Settings:
 
     settings = with_workers_of(settings, hosts)
     device = next((host.settings.get("main_device") for host in hosts if host.role == "main_node"), None)
-    return settings if device is None else settings.but(main_device=device)
+    return settings if device is None else settings.replace(main_device=device)

@@ -27,12 +27,12 @@ from odmoe.clusters.process import undisturbed
 from odmoe.on_ray.actors import Main, Serving
 from odmoe.on_ray.answers import HELD_S, LOOKS
 from odmoe.on_ray.calls import CONTROL_S, GROUPS, QUICK, START, HeldAnswers, RayAnswer, get, get_unless
-from odmoe.on_ray.host import check_reachable, check_running, check_token, kill_half_started, warn_of_strangers
+from odmoe.on_ray.host import check_reachable, check_running, check_token, kill_half_started, warn_if_no_token
 from odmoe.on_ray.ray_start import first_line, start_patiently
 from odmoe.on_ray.seats import MAIN, NAMESPACE, hosts_of_launcher
 from odmoe.on_ray.shutdown import end_orphans, stop_nodes
+from odmoe.settings.derived import FIXED_BY_UP, FIXED_WHILE_RUNNING, FROM_CLUSTER, OUTPUT_FILES
 from odmoe.settings.settings import Settings
-from odmoe.settings.system_settings import CHOSEN
 from odmoe.settings.table import flag
 from odmoe.terminal import counted
 from scheduler.errors import LaunchError, LinkError, ODMoEError
@@ -44,45 +44,6 @@ LOOK_S = 1.0
 REST_S = 60.0  # how long a first answer waits for the slowest nodes
 RECORD_S = 60.0  # how long trace and recording may take
 FIGURES_S = 4.0  # how long figures may take: who asks for them does so often, and waits
-SERVED = (
-    "workers",
-    "group_size",
-    "slots",
-    "device_memory",
-    "shadow",
-    "system",
-    *CHOSEN,
-    "token_predictor",
-    "predictor_learning_rate",
-    "align_token",
-    "align_kv",
-    "draft",
-    "draft_from",
-    "dtype",
-    "experts",
-    "loader",
-    "device",
-    "main_device",
-    "shadow_device",
-    "worker_device",
-    "check_loads",
-    "smaller_forms",
-    "profile",
-    "mini_batch",
-    "kernel",
-    "threads",
-    "ctx_size",
-    "queue",
-    "worker_wait",
-    "prefill_chunk",
-    "batch_dense",
-    "audit",
-)
-"""Settings that are fixed while the nodes run."""
-UP = ("parallel",)
-"""As `SERVED` for `odmoe up`. For a command that asks, it is how many prompts it sends at once."""
-OPEN = ("workers", "group_size", "dtype", "experts")
-"""Those of them that default to what the cluster or the store has."""
 
 
 class RayCluster:
@@ -118,7 +79,7 @@ class RayCluster:
                 if store is None:
                     raise LaunchError("no model is served on this cluster; odmoe up starts its nodes")
                 workers = counted(settings.workers, "worker") if settings.workers_given else "all workers"
-                say(f"starting the main node, {workers}{' and the shadow' * settings.shadowed}")
+                say(f"starting the main node, {workers}{' and the shadow' * settings.has_shadow}")
                 self._start(settings, str(store.path.resolve()))
         except BaseException:
             self.close()
@@ -175,13 +136,13 @@ class RayCluster:
         return True
 
     def _start(self, settings: Settings, store: str) -> None:
-        if settings.joined:
+        if settings.uses_existing_ray:
             end_orphans()
         self._check_room(settings)
         self._worker_wait_s = settings.worker_wait
-        if not settings.joined:
-            settings = settings.but(secret=settings.secret or secrets.token_hex(16))
-        lasting = {"lifetime": "detached"} if settings.joined else {}
+        if not settings.uses_existing_ray:
+            settings = settings.replace(secret=settings.secret or secrets.token_hex(16))
+        lasting = {"lifetime": "detached"} if settings.uses_existing_ray else {}
         groups: dict[str, Any] = {"concurrency_groups": GROUPS}
         made = ray.remote(**groups)(Main).options(
             name=MAIN,
@@ -189,7 +150,7 @@ class RayCluster:
             num_cpus=0,
             resources={"main_node": 1},
             max_concurrency=settings.parallel + settings.queue + 1,  # one more, which hears that the queue is full
-            max_restarts=-1 if settings.joined else 0,
+            max_restarts=-1 if settings.uses_existing_ray else 0,
             max_task_retries=0,
             **lasting,
         )
@@ -206,7 +167,7 @@ class RayCluster:
         """Wait until every node is ready, or until `rest_s` after the first worker. Raises LaunchError if no worker is
         ready within `launch_s`. For `local` the main node has already waited."""
         begun, serves = time.monotonic(), None
-        while settings.joined:
+        while settings.uses_existing_ray:
             nodes = self.nodes()
             missing = [node for node in nodes if node["state"] != "ready"]
             if nodes and not missing:
@@ -224,9 +185,9 @@ class RayCluster:
 
     def _check_room(self, settings: Settings) -> None:
         """Check that there are enough hosts of each role, free within FREE_S: those of an ended run take a while."""
-        wanted = {"main_node": 1, "shadow_node": int(settings.shadowed)}
+        wanted = {"main_node": 1, "shadow_node": int(settings.has_shadow)}
         wanted["worker_node"] = settings.workers if settings.workers_given else 1
-        if settings.joined and hosts_of_launcher():  # the launcher is starting the others
+        if settings.uses_existing_ray and hosts_of_launcher():  # the launcher is starting the others
             wanted = {"main_node": 1}
         found = ray.cluster_resources()
         for role, count in wanted.items():
@@ -367,7 +328,7 @@ def connect_ray(address: str) -> None:
     except (ConnectionError, RayError, ValueError, RuntimeError) as error:
         reason = str(error).splitlines()[0]
         raise LaunchError(f"no Ray cluster at {address!r}: {reason}; start one, or use --cluster local") from error
-    warn_of_strangers(ray.get_runtime_context().gcs_address)
+    warn_if_no_token(ray.get_runtime_context().gcs_address)
 
 
 def _token() -> dict[str, str]:
@@ -391,17 +352,17 @@ def _differs(served: Serving, wanted: Settings, store: ExpertStore | None, whole
     `whole`, settings that were not given count as their defaults."""
     if store is not None and store.manifest.model_digest != served.fingerprint:
         return f"the cluster serves another model, {served.store}"
-    for name in (*SERVED, *UP) if whole else SERVED:
+    for name in (*FIXED_WHILE_RUNNING, *FIXED_BY_UP) if whole else FIXED_WHILE_RUNNING:
         runs, asked = served.dtype if name == "dtype" else getattr(served.settings, name), getattr(wanted, name)
         given = name in wanted.model_fields_set
-        if not given and name in OPEN:
+        if not given and name in FROM_CLUSTER:
             if whole and name == "dtype" and store is not None and store.manifest.dtype != runs:
                 return f"the cluster serves with {flag(name)} {runs}, not {store.manifest.dtype} as the model has it"
             if whole and name == "workers" and name in served.settings.model_fields_set:
                 return f"the cluster serves with {flag(name)} {runs}, not with all that it has"
         elif (given or whole) and runs != asked:
             return f"the cluster serves with {flag(name)} {runs}, not {asked}"
-    for name in ("trace", "record"):
+    for name in OUTPUT_FILES:
         if getattr(wanted, name) is not None and getattr(served.settings, name) is None:
             return f"the cluster's nodes keep no record for {flag(name)}"
     return None

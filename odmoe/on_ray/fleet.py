@@ -19,10 +19,10 @@ from main_node.engine.peers import Connect
 from main_node.engine.reconnector import Reconnector
 from odmoe.clusters.credentials import credentials
 from odmoe.clusters.devices import with_workers_of
-from odmoe.clusters.nodes import travelled
+from odmoe.clusters.nodes import timed_connect
 from odmoe.on_ray.calls import get
 from odmoe.on_ray.node_actor import NodeActor
-from odmoe.on_ray.seats import NAMESPACE, Seat, hosts_of_launcher, offered
+from odmoe.on_ray.seats import NAMESPACE, Seat, hosts_of_launcher, seats_of_role
 from odmoe.on_ray.shutdown import end
 from odmoe.settings.settings import Settings
 from scheduler.emulation.clock import Emulation
@@ -45,8 +45,8 @@ class Fleet:
         self._engine = engine
         self._settings = settings
         self._store = store
-        self._travelled = travelled(emulation, engine)
-        self._declared_hosts = hosts_of_launcher() if settings.joined else {}
+        self._timed_connect = timed_connect(emulation, engine)
+        self._declared_hosts = hosts_of_launcher() if settings.uses_existing_ray else {}
         self._seats: dict[Role, dict[int, Seat]] = {"worker": {}, "shadow": {}}
         self._actors: dict[Seat, Any] = {}
         self._addresses: dict[Seat, str] = {}
@@ -61,13 +61,13 @@ class Fleet:
         nodes = ray.nodes()
         settings, known = self._settings, self._seats
         most: dict[Role, float] = {
-            "shadow": int(settings.shadowed),
+            "shadow": int(settings.has_shadow),
             "worker": settings.workers if settings.workers_given else math.inf,
         }
         roles: tuple[tuple[Role, str], ...] = (("shadow", "shadow_node"), ("worker", "worker_node"))
         fresh: list[tuple[Role, int]] = []
         for kind, role in roles:
-            for seat in offered(nodes, role, self._declared_hosts):
+            for seat in seats_of_role(nodes, role, self._declared_hosts):
                 if seat not in known[kind].values() and len(known[kind]) < most[kind]:
                     number = self._number(kind, seat)
                     known[kind][number] = seat
@@ -108,7 +108,7 @@ class Fleet:
             return self._actors[seat]
 
     def _made(self, seat: Seat) -> Any:
-        lasting = {"lifetime": "detached"} if self._settings.joined else {}
+        lasting = {"lifetime": "detached"} if self._settings.uses_existing_ray else {}
         made = ray.remote(NodeActor).options(
             name=seat.name,
             namespace=NAMESPACE,
@@ -133,7 +133,7 @@ class Fleet:
         settings, hosts = self._settings, self._declared_hosts
         if seat.role == "shadow_node":
             settings = with_workers_of(settings, hosts.values())
-        return settings.but(**hosts[seat.address].settings) if seat.address in hosts else settings
+        return settings.replace(**hosts[seat.address].settings) if seat.address in hosts else settings
 
     def facts(self) -> list[dict[str, Any]]:
         """For every seat: its host, its node's state, the node's own facts, its last error. Hosts of the cluster file
@@ -145,7 +145,7 @@ class Fleet:
             for number, seat in sorted(seats.items())
         ]
         taken = {row["address"] for row in rows}
-        wanted = ("worker_node", "shadow_node") if self._settings.shadowed else ("worker_node",)
+        wanted = ("worker_node", "shadow_node") if self._settings.has_shadow else ("worker_node",)
         absent = [host for host in self._declared_hosts.values() if host.role in wanted and host.address not in taken]
         if self._settings.workers_given:
             absent = [host for host in absent if host.role != "worker_node"]
@@ -219,7 +219,7 @@ class Fleet:
     def _add(self, kind: Role, number: int, address: str, reach_s: float = 10.0) -> None:
         secret, identity = credentials(self._settings)
         stream: Connect = partial(connect, address, kind, secret=secret, identity=identity, deadline_s=reach_s)
-        to = self._travelled(stream)
+        to = self._timed_connect(stream)
         if kind == "shadow":
             self._engine.peers.add_shadow(to, self._settings.launch_s)
         else:

@@ -79,7 +79,7 @@ def check_token(address: str, headers: Mapping[str, str]) -> None:
                 ) from error
 
 
-def warn_of_strangers(address: str) -> None:
+def warn_if_no_token(address: str) -> None:
     """Warn of a Ray cluster without a token, on which everyone who reaches it can run programs."""
     if os.environ.get("RAY_AUTH_MODE") != "token" and not is_loopback(address.rpartition(":")[0].strip("[]")):
         _log.warning(

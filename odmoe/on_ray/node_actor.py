@@ -10,7 +10,7 @@ import ray
 
 from odmoe.clusters.credentials import credentials
 from odmoe.clusters.process import prefer_as_victim, prepare_libraries, prepare_process
-from odmoe.on_ray.seats import offered
+from odmoe.on_ray.seats import seats_of_role
 from odmoe.settings.settings import Settings
 from odmoe.stores import open_verified
 from scheduler.errors import LaunchError
@@ -84,11 +84,11 @@ class NodeActor(NodeProcess):
 
 def workers_here(settings: Settings) -> int:
     """The workers that share this machine's memory: all of a local cluster, else as many as this host has seats for."""
-    if not settings.joined:
+    if not settings.uses_existing_ray:
         return settings.workers
-    return max(1, sum(seat.address == own_host(settings) for seat in offered(ray.nodes(), "worker_node")))
+    return max(1, sum(seat.address == own_host(settings) for seat in seats_of_role(ray.nodes(), "worker_node")))
 
 
 def own_host(settings: Settings) -> str:
     """The address of this node's server: loopback for `local`, else this host's address in the cluster."""
-    return str(ray.util.get_node_ip_address()) if settings.joined else settings.host
+    return str(ray.util.get_node_ip_address()) if settings.uses_existing_ray else settings.host

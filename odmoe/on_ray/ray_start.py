@@ -81,7 +81,7 @@ def first_line(error: Exception) -> str:
     return (str(error).splitlines() or [repr(error)])[0]
 
 
-def complain(text: str) -> None:
+def print_error(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
@@ -91,9 +91,9 @@ def main() -> int:
 
     arguments = ["start", *sys.argv[1:]]
     try:
-        start_patiently(lambda: cli.main(args=arguments, prog_name="ray", standalone_mode=False), complain)
+        start_patiently(lambda: cli.main(args=arguments, prog_name="ray", standalone_mode=False), print_error)
     except Exception as error:  # noqa: BLE001 - Ray's own classes, and click's
-        complain(f"ray start failed: {first_line(error)}")
+        print_error(f"ray start failed: {first_line(error)}")
         return 1
     return 0
 

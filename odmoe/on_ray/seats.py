@@ -36,7 +36,7 @@ class Seat:
         return {self.role: 1, f"node:{self.address}": 0.001}
 
 
-def offered(nodes: Iterable[Mapping[str, Any]], role: str, order: Iterable[str] = ()) -> list[Seat]:
+def seats_of_role(nodes: Iterable[Mapping[str, Any]], role: str, order: Iterable[str] = ()) -> list[Seat]:
     """The seats of a role on the live hosts of `nodes` (as from `ray.nodes()`): first those in `order`, then by
     address."""
     first = {address: rank for rank, address in enumerate(order)}

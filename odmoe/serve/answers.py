@@ -1,4 +1,4 @@
-"""Answers are computed in threads, and reach the event loop as a feed."""
+"""Answers are computed in threads, and reach the event loop through a queue."""
 
 from __future__ import annotations
 
@@ -18,11 +18,13 @@ if TYPE_CHECKING:
     from main_node.report import Report
     from odmoe.api.text_answer import TextAnswer
 
-Make = Callable[[], "TextAnswer"]
+AnswerFactory = Callable[[], "TextAnswer"]
+OnPut = Callable[["AnswerEvent"], None]
+"""Called with each event, in the thread that puts it."""
 
 
-class Got(NamedTuple):
-    """What one answer of a request has come to."""
+class AnswerEvent(NamedTuple):
+    """A piece of one answer of a request, or its end."""
 
     choice: int
     what: Piece | Report | Exception
@@ -31,19 +33,18 @@ class Got(NamedTuple):
     """When, by `time.perf_counter`."""
 
 
-class Feed:
+class EventQueue:
     """From any thread to the event loop. What has piled up arrives together."""
 
-    def __init__(self, on_put: Callable[[Got], None] = lambda item: None) -> None:
-        """`on_put`: told of each item, in its thread."""
+    def __init__(self, on_put: OnPut = lambda item: None) -> None:
         self._on_put = on_put
         self._loop = asyncio.get_running_loop()
         self._ready = asyncio.Event()
         self._lock = threading.Lock()
-        self._items: list[Got] = []
+        self._items: list[AnswerEvent] = []
         self._failure: Exception | None = None
 
-    def put(self, item: Got) -> None:
+    def put(self, item: AnswerEvent) -> None:
         """From any thread."""
         self._on_put(item)
         with self._lock:
@@ -58,9 +59,9 @@ class Feed:
         self._failure = self._failure or error
         self._ready.set()
 
-    async def take(self) -> list[Got]:
+    async def take(self) -> list[AnswerEvent]:
         """At least one item. Raises what `fail` was given, after the items that had come before."""
-        items: list[Got] = []
+        items: list[AnswerEvent] = []
         while not items:  # one that comes just now may wake this twice
             if self._failure is None:
                 await self._ready.wait()
@@ -77,12 +78,12 @@ class Feed:
 class RequestAnswers:
     """The answers that one HTTP request asks for, in order, several at once."""
 
-    def __init__(self, makes: list[Make], on_put: Callable[[Got], None] = lambda item: None) -> None:
-        self.feed = Feed(on_put)
-        self.count = len(makes)
+    def __init__(self, factories: list[AnswerFactory], on_put: OnPut = lambda item: None) -> None:
+        self.events = EventQueue(on_put)
+        self.count = len(factories)
         self.threads = 0
-        """That work on it, or are about to. The desk's."""
-        self._left = deque(enumerate(makes))
+        """That work on it, or are about to. The pool's."""
+        self._left = deque(enumerate(factories))
         self._lock = threading.Lock()
         self._open: set[TextAnswer] = set()
         self._given_up = False
@@ -100,19 +101,19 @@ class RequestAnswers:
             try:
                 report = self._answer(index, make)
             except Exception as error:  # noqa: BLE001 - whatever it is, the client is told of it
-                self.feed.put(Got(index, error, time.perf_counter()))
+                self.events.put(AnswerEvent(index, error, time.perf_counter()))
             except BaseException as error:  # a panic of a library in Rust is no Exception
                 defect = RuntimeError(f"{type(error).__name__}: {error}")
-                self.feed.put(Got(index, defect, time.perf_counter()))
+                self.events.put(AnswerEvent(index, defect, time.perf_counter()))
                 raise
             else:
-                self.feed.put(Got(index, report, time.perf_counter()))
+                self.events.put(AnswerEvent(index, report, time.perf_counter()))
 
-    def _next(self) -> tuple[int, Make] | None:
+    def _next(self) -> tuple[int, AnswerFactory] | None:
         with self._lock:
             return self._left.popleft() if self._left and not self._given_up else None
 
-    def _answer(self, index: int, make: Make) -> Report | Exception:
+    def _answer(self, index: int, make: AnswerFactory) -> Report | Exception:
         with make() as answer:
             with self._lock:
                 self._open.add(answer)
@@ -120,7 +121,7 @@ class RequestAnswers:
                     answer.cancel()
             try:
                 for piece in answer:
-                    self.feed.put(Got(index, piece, time.perf_counter()))
+                    self.events.put(AnswerEvent(index, piece, time.perf_counter()))
             finally:
                 with self._lock:
                     self._open.discard(answer)
@@ -135,7 +136,7 @@ class RequestAnswers:
             answer.cancel()
 
 
-class Desk:
+class AnswerPool:
     """The threads of all answers, as many as the cluster answers and lets wait."""
 
     def __init__(self, parallel: int, queue: int) -> None:
@@ -146,10 +147,9 @@ class Desk:
         self._taken = 0
         self._closed = False
 
-    def start(self, makes: list[Make], on_put: Callable[[Got], None] = lambda item: None) -> RequestAnswers:
-        """From the event loop. `on_put`: told of each result, in its thread. Raises QueueFullError where no thread is
-        free."""
-        answers = RequestAnswers(makes, on_put)
+    def start(self, factories: list[AnswerFactory], on_put: OnPut = lambda item: None) -> RequestAnswers:
+        """From the event loop. Raises QueueFullError if no thread is free."""
+        answers = RequestAnswers(factories, on_put)
         with self._lock:
             if self._taken >= self.places:
                 raise QueueFullError(f"the queue is full: {self._taken} answers are under way or wait; try again later")

@@ -56,7 +56,7 @@ def stopping() -> ApiError:
     return ApiError(503, "the server is stopping; it takes no more requests", SERVER, code="stopping")
 
 
-class _Told(NamedTuple):
+class _ErrorResponse(NamedTuple):
     status: int
     kind: str
     code: str | None
@@ -65,32 +65,32 @@ class _Told(NamedTuple):
     param: str | None = None
 
 
-TABLE: dict[type[Exception], _Told] = {
-    e.PromptError: _Told(400, INVALID, "invalid_prompt", param="prompt"),
-    e.ConfigError: _Told(400, INVALID, "invalid_value"),
-    e.QueueFullError: _Told(429, BUSY, "queue_full"),
-    e.RequestCancelledError: _Told(503, SERVER, "cancelled", "the answer was given up"),
-    e.NonFiniteError: _Told(500, SERVER, "request_failed", "the model's numbers are not finite any more"),
-    e.AnswerWithdrawnError: _Told(
+TABLE: dict[type[Exception], _ErrorResponse] = {
+    e.PromptError: _ErrorResponse(400, INVALID, "invalid_prompt", param="prompt"),
+    e.ConfigError: _ErrorResponse(400, INVALID, "invalid_value"),
+    e.QueueFullError: _ErrorResponse(429, BUSY, "queue_full"),
+    e.RequestCancelledError: _ErrorResponse(503, SERVER, "cancelled", "the answer was given up"),
+    e.NonFiniteError: _ErrorResponse(500, SERVER, "request_failed", "the model's numbers are not finite any more"),
+    e.AnswerWithdrawnError: _ErrorResponse(
         500, SERVER, "request_failed", "a part of the answer was computed wrongly, and may be wrong; ask again"
     ),
-    e.AnswerChangedError: _Told(
+    e.AnswerChangedError: _ErrorResponse(
         500, SERVER, "request_failed", "the answer was begun again and is another one now; ask again"
     ),
-    e.RequestError: _Told(500, SERVER, "request_failed", "the answer could not be finished"),
-    e.StoreError: _Told(500, SERVER, "request_failed", "the model's files cannot be read"),
-    e.MainNodeLostError: _Told(503, SERVER, "main_node_lost", "the main node is gone"),
-    e.DeadlineError: _Told(504, SERVER, "deadline", "a part of the cluster did not answer in time"),
-    e.ClusterError: _Told(503, SERVER, "cluster_unavailable", "the cluster cannot answer just now"),
-    e.ODMoEError: _Told(500, SERVER, "request_failed", "the answer could not be finished"),
+    e.RequestError: _ErrorResponse(500, SERVER, "request_failed", "the answer could not be finished"),
+    e.StoreError: _ErrorResponse(500, SERVER, "request_failed", "the model's files cannot be read"),
+    e.MainNodeLostError: _ErrorResponse(503, SERVER, "main_node_lost", "the main node is gone"),
+    e.DeadlineError: _ErrorResponse(504, SERVER, "deadline", "a part of the cluster did not answer in time"),
+    e.ClusterError: _ErrorResponse(503, SERVER, "cluster_unavailable", "the cluster cannot answer just now"),
+    e.ODMoEError: _ErrorResponse(500, SERVER, "request_failed", "the answer could not be finished"),
 }
-"""The first class of an error's own ones, from it to the root of the tree, that is here. Errors name paths, hosts and
-addresses, which clients are not told: the log has them under the request's id."""
-DEFECT = _Told(500, SERVER, None, "an error within the server")
+"""Looked up along the error's classes: the most specific entry wins. Errors name paths, hosts and addresses, which
+clients do not get: the log has them under the request's id."""
+DEFECT = _ErrorResponse(500, SERVER, None, "an error within the server")
 
 
-def told(error: Exception, request_id: str = "") -> ApiError:
-    """What a client is told of an error. `request_id`: under which the log has the rest."""
+def to_api_error(error: Exception, request_id: str = "") -> ApiError:
+    """The error that a client gets for any error. `request_id`: under which the log has the rest."""
     if isinstance(error, ApiError):
         return error
     found = next((TABLE[kind] for kind in type(error).__mro__ if kind in TABLE), DEFECT)

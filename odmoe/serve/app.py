@@ -14,8 +14,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from odmoe.serve.access_log import FORMATS, GONE, AccessLog
-from odmoe.serve.api_error import ApiError, ClientGoneError, told
-from odmoe.serve.callers import Crowded, Keys, OwnPages
+from odmoe.serve.api_error import ApiError, ClientGoneError, to_api_error
+from odmoe.serve.callers import Crowded, CsrfGuard, Keys
 from odmoe.serve.routes import add_answers
 from odmoe.serve.status import add_status
 from scheduler.errors import ODMoEError
@@ -53,9 +53,9 @@ def make_app(service: Service, access: Access) -> FastAPI:
     _add_errors(app, service)
     # The last one added is the first that a request comes to. A browser asks for leave without a key.
     if access.keys:
-        app.add_middleware(Keys, keys=access.keys, refused=service.meter.refused)
+        app.add_middleware(Keys, keys=access.keys, on_refused=service.meter.on_refused)
     else:
-        app.add_middleware(OwnPages, origins=access.origins, refused=service.meter.refused)
+        app.add_middleware(CsrfGuard, origins=access.origins, on_refused=service.meter.on_refused)
     if access.origins:
         app.add_middleware(
             CORSMiddleware,
@@ -64,7 +64,7 @@ def make_app(service: Service, access: Access) -> FastAPI:
             allow_headers=["*"],
             expose_headers=["x-request-id"],
         )
-    app.add_middleware(Crowded, refused=service.meter.refused)
+    app.add_middleware(Crowded, on_refused=service.meter.on_refused)
     app.add_middleware(AccessLog, write=access.log, line=FORMATS[access.log_format])
     return app
 
@@ -86,12 +86,12 @@ def _add_errors(app: FastAPI, service: Service) -> None:
             error = ApiError(error.status_code, _no_route(request, error), code="no_route")
         record = request.state.record
         service.log_failure(record.id, error)
-        answer = told(error, record.id)
+        answer = to_api_error(error, record.id)
         if answer.param == "prompt" and record.path.endswith("/chat/completions"):
             answer.param = "messages"  # of which the prompt is made
         if record.finish is None:  # no answer has begun
             record.finish = answer.code or answer.kind
-            service.meter.refused(record.finish)
+            service.meter.on_refused(record.finish)
         return answer.response(headers)
 
     async def leave(request: Request, error: Exception) -> Response:

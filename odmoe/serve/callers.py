@@ -13,30 +13,31 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from odmoe.serve.api_error import SERVER, ApiError
 from odmoe.settings.serve_settings import is_loopback
 
-OPEN = ("/health", "/ready")
+WITHOUT_KEY = ("/health", "/ready")
 """Paths that need no key: what watches the process has none."""
-STATUS = (*OPEN, "/metrics")
+STATUS = (*WITHOUT_KEY, "/metrics")
 """Paths of what watches the service: they are answered on spare connections too."""
 WITHOUT_EFFECT = ("GET", "HEAD", "OPTIONS")
 """Methods of requests that change nothing. A page cannot read their responses, unless it is allowed to."""
 
 
 class Keys:
-    """Refuses requests without one of the keys, as `Authorization: Bearer KEY`. `refused`: told why."""
+    """Refuses requests without one of the keys, as `Authorization: Bearer KEY`. `on_refused`: called with the error's
+    code."""
 
-    def __init__(self, app: ASGIApp, keys: Sequence[str], refused: Callable[[str], None]) -> None:
+    def __init__(self, app: ASGIApp, keys: Sequence[str], on_refused: Callable[[str], None]) -> None:
         self._app = app
-        self._refused = refused
+        self._on_refused = on_refused
         self._keys = [key.encode() for key in keys]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["path"] in OPEN or self._known(Headers(scope=scope)):
+        if scope["type"] != "http" or scope["path"] in WITHOUT_KEY or self._known(Headers(scope=scope)):
             await self._app(scope, receive, send)
             return
         error = ApiError(
             401, "the API key is missing or wrong; send it as `Authorization: Bearer KEY`", code="invalid_api_key"
         )
-        await _refuse(error, self._refused, scope, receive, send)
+        await _refuse(error, self._on_refused, scope, receive, send)
 
     def _known(self, headers: Headers) -> bool:
         """In a time that does not tell how much of a key is right."""
@@ -46,20 +47,21 @@ class Keys:
         return scheme.lower() == "bearer" and any(same)
 
 
-class OwnPages:
-    """Refuses a Host that is not loopback: a page's own name may have been made to lead here. And an Origin of another
-    host that is none of `origins`: browsers send some requests of pages without asking."""
+class CsrfGuard:
+    """Protects a service without keys from pages in a browser on this machine. A Host that is not loopback is refused,
+    against DNS rebinding. An Origin of another host is refused unless it is one of `origins`, against cross-site
+    request forgery (CSRF)."""
 
-    def __init__(self, app: ASGIApp, origins: Sequence[str], refused: Callable[[str], None]) -> None:
-        """`refused`: told why."""
-        self._app, self._origins, self._refused = app, origins, refused
+    def __init__(self, app: ASGIApp, origins: Sequence[str], on_refused: Callable[[str], None]) -> None:
+        """`on_refused`: called with the error's code."""
+        self._app, self._origins, self._on_refused = app, origins, on_refused
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         error = self._fault(scope["method"], Headers(scope=scope)) if scope["type"] == "http" else None
         if error is None:
             await self._app(scope, receive, send)
             return
-        await _refuse(error, self._refused, scope, receive, send)
+        await _refuse(error, self._on_refused, scope, receive, send)
 
     def _fault(self, method: str, headers: Headers) -> ApiError | None:
         host, origin = headers.get("host", ""), headers.get("origin")
@@ -75,11 +77,11 @@ class OwnPages:
 
 
 class Crowded:
-    """Refuses requests of connections for which there was no place, but those about the service itself. `refused`: told
-    why."""
+    """Refuses requests of connections for which there was no place, but those about the service itself. `on_refused`:
+    called with the error's code."""
 
-    def __init__(self, app: ASGIApp, refused: Callable[[str], None]) -> None:
-        self._app, self._refused = app, refused
+    def __init__(self, app: ASGIApp, on_refused: Callable[[str], None]) -> None:
+        self._app, self._on_refused = app, on_refused
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         connection = scope.get("state", {}).get("connection")
@@ -88,7 +90,7 @@ class Crowded:
             return
         text = "as many connections as there are places for are busy; try again later"
         error = ApiError(503, text, SERVER, code="too_many_connections")
-        await _refuse(error, self._refused, scope, receive, send, {"Connection": "close"})
+        await _refuse(error, self._on_refused, scope, receive, send, {"Connection": "close"})
 
 
 def _name(host: str) -> str:
@@ -101,12 +103,12 @@ def _name(host: str) -> str:
 
 async def _refuse(
     error: ApiError,
-    refused: Callable[[str], None],
+    on_refused: Callable[[str], None],
     scope: Scope,
     receive: Receive,
     send: Send,
     headers: Mapping[str, str] | None = None,
 ) -> None:
     scope["state"]["record"].finish = error.code
-    refused(error.code or error.kind)
+    on_refused(error.code or error.kind)
     await error.response(headers)(scope, receive, send)

@@ -21,8 +21,8 @@ READ_BYTES = 64 << 10
 
 
 @dataclass(frozen=True, slots=True)
-class Patience:
-    """With clients, in seconds."""
+class ClientLimits:
+    """How long a client may take, in seconds, and how many connections there may be."""
 
     headers_s: float = 20.0
     """To send a request's headers; or the rest of a body that nobody needs any more."""
@@ -44,16 +44,16 @@ class Connection(H11Protocol):
 
     def __init__(
         self,
-        patience: Patience,
+        client_limits: ClientLimits,
         places: Places,
-        refused: Callable[[str], None],
+        on_refused: Callable[[str], None],
         *,
         app_state: dict[str, Any],
         **more: Any,
     ) -> None:
-        """`refused`: told the code of the error where no request could be read."""
+        """`on_refused`: called with the error's code if no request could be read."""
         super().__init__(app_state={**app_state, "connection": self}, **more)
-        self._patience, self._places, self._refused = patience, places, refused
+        self._client_limits, self._places, self._on_refused = client_limits, places, on_refused
         self._sending: asyncio.TimerHandle | None = None
         """While the client owes a part of a request."""
         self._reading: asyncio.TimerHandle | None = None
@@ -90,8 +90,8 @@ class Connection(H11Protocol):
         began = time.thread_time()
         super().data_received(data)
         self._parsing_s += time.thread_time() - began
-        if self._parsing_s > self._patience.parsing_s:
-            self._refused("slow_request")
+        if self._parsing_s > self._client_limits.parsing_s:
+            self._on_refused("slow_request")
             self.abort()
         else:
             self._expect()
@@ -110,7 +110,7 @@ class Connection(H11Protocol):
             self._sending.cancel()
             self._sending = None
         elif owed and self._sending is None:
-            self._sending = self.loop.call_later(self._patience.headers_s, self._late)
+            self._sending = self.loop.call_later(self._client_limits.headers_s, self._late)
         self._mark()
 
     def _mark(self) -> None:
@@ -128,12 +128,12 @@ class Connection(H11Protocol):
         if self._is_owed_body():
             self.transport.close()
         elif self.conn.their_state is h11.IDLE and self.conn.our_state is h11.IDLE and not self.transport.is_closing():
-            text = f"the request's headers were not complete within {self._patience.headers_s:g} s"
+            text = f"the request's headers were not complete within {self._client_limits.headers_s:g} s"
             self._refuse(ApiError(408, text, code="slow_request"))
 
     def _refuse(self, error: ApiError) -> None:
         """Answer a client without having a request of it, and close."""
-        self._refused(error.code or error.kind)
+        self._on_refused(error.code or error.kind)
         headers = {"Content-Type": "application/json", "Connection": "close", **error.headers}
         events = (
             h11.Response(status_code=error.status, headers=list(headers.items()), reason=STATUS_PHRASES[error.status]),
@@ -146,7 +146,7 @@ class Connection(H11Protocol):
         self.turned_away = True
         with contextlib.suppress(OSError):  # it has gone meanwhile
             self.transport.write_eof()
-        self._sending = self.loop.call_later(self._patience.farewell_s, self.transport.close)
+        self._sending = self.loop.call_later(self._client_limits.farewell_s, self.transport.close)
         self._mark()
 
     def send_400_response(self, msg: str) -> None:
@@ -159,7 +159,7 @@ class Connection(H11Protocol):
     def pause_writing(self) -> None:
         super().pause_writing()
         self._unread = self.transport.get_write_buffer_size()
-        self._reading = self.loop.call_later(self._patience.read_s, self._look)
+        self._reading = self.loop.call_later(self._client_limits.read_s, self._look)
         self._mark()
 
     def resume_writing(self) -> None:
@@ -176,7 +176,7 @@ class Connection(H11Protocol):
             self.abort()
             return
         self._unread = waiting
-        self._reading = self.loop.call_later(self._patience.read_s, self._look)
+        self._reading = self.loop.call_later(self._client_limits.read_s, self._look)
 
     def abort(self) -> None:
         """Close it now, whatever waits to be sent."""

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from odmoe.api.text_answer import Piece
-from odmoe.serve.answers import Got
-from odmoe.serve.api_error import ApiError, ClientGoneError, told
+from odmoe.serve.answers import AnswerEvent, OnPut
+from odmoe.serve.api_error import ApiError, ClientGoneError, to_api_error
 
 if TYPE_CHECKING:
     from main_node.report import Report
@@ -30,11 +29,11 @@ class Exchange:
         service: Service,
         record: Record,
         wanted: EngineRequest,
-        on_put: Callable[[Got], None] = lambda item: None,
+        on_put: OnPut = lambda item: None,
     ) -> None:
-        """`on_put`: told of each result, in its thread. Raises QueueFullError."""
+        """Raises QueueFullError."""
         self.service, self.record, self.wanted = service, record, wanted
-        self._answers = service.desk.start(wanted.makes(service), on_put)
+        self._answers = service.answer_pool.start(wanted.answer_factories(service), on_put)
         self.tokens = 0
         """Of all its answers."""
         self._last = dict.fromkeys(range(self._answers.count), record.began)
@@ -45,12 +44,12 @@ class Exchange:
         self._failure: Exception | None = None
         """What the next `take` raises; why not all answers are whole."""
         for _ in self._last:
-            service.meter.began()
+            service.meter.on_begun()
 
     def stop(self, error: Exception) -> None:
         """`take` raises `error`, what is left is given up. Without effect on answers that are whole."""
         if self._last:
-            self._answers.feed.fail(error)
+            self._answers.events.fail(error)
             self._answers.cancel()
 
     @property
@@ -58,13 +57,13 @@ class Exchange:
         """Whether all that is meant for the client has come."""
         return not self._last
 
-    async def take(self) -> list[Got]:
+    async def take(self) -> list[AnswerEvent]:
         """Pieces that have come since the last call, at least one, unless it is `whole`. Raises what ends it."""
-        found: list[Got] = []
+        found: list[AnswerEvent] = []
         while self._last and not found:
             if self._failure is None:
                 try:
-                    found = self._noted(await self._answers.feed.take())
+                    found = self._noted(await self._answers.events.take())
                 except Exception as error:
                     self._failure = error
                     raise
@@ -78,9 +77,9 @@ class Exchange:
         with contextlib.suppress(TimeoutError, ApiError, ClientGoneError):
             async with asyncio.timeout(REPORTS_S):
                 while self._owed:
-                    self._noted(await self._answers.feed.take())
+                    self._noted(await self._answers.events.take())
 
-    def _noted(self, got: list[Got]) -> list[Got]:
+    def _noted(self, got: list[AnswerEvent]) -> list[AnswerEvent]:
         """Those of them that are for the client, up to the first error."""
         found = []
         for one in got:
@@ -99,15 +98,15 @@ class Exchange:
                 break
         return found
 
-    def _note_piece(self, got: Got, piece: Piece) -> None:
+    def _note_piece(self, got: AnswerEvent, piece: Piece) -> None:
         meter, record = self.service.meter, self.record
         self.tokens += 1
         before, self._last[got.choice] = self._last[got.choice], got.at
         if got.choice in self._begun:
-            meter.next_token(got.at - before)
+            meter.on_next_token(got.at - before)
         else:
             self._begun.add(got.choice)
-            meter.first_token(got.at - record.began)
+            meter.on_first_token(got.at - record.began)
             record.ttft_s = record.ttft_s or got.at - record.began
         if piece.step.finish is not None:
             del self._last[got.choice]
@@ -116,7 +115,7 @@ class Exchange:
 
     def _end(self, finish: str, report: Report | None) -> None:
         self.record.answered(finish, report)
-        self.service.meter.ended(finish, report)
+        self.service.meter.on_ended(finish, report)
 
     @property
     def answered(self) -> int:
@@ -137,7 +136,7 @@ class Exchange:
         if self._last:
             self.record.finish = _why(self._failure)
             for _ in self._last:
-                self.service.meter.ended(self.record.finish, None)
+                self.service.meter.on_ended(self.record.finish, None)
         self.record.tokens = self.tokens
         self._owed.clear()
         self._last.clear()
@@ -148,4 +147,4 @@ def _why(error: Exception | None) -> str:
     """Why answers ended that are not whole, for log and metrics."""
     if error is None or isinstance(error, ClientGoneError):
         return "cancelled"
-    return told(error).code or "error"
+    return to_api_error(error).code or "error"

@@ -17,7 +17,7 @@ import uvicorn
 from odmoe.serve.api_error import SERVER, ApiError
 from odmoe.serve.bounds.listening import ListeningSocket, ignore_exhaustion, raise_file_limit
 from odmoe.serve.bounds.places import SPARE, Places
-from odmoe.serve.connection import Connection, Patience
+from odmoe.serve.connection import ClientLimits, Connection
 from odmoe.terminal import counted
 
 if TYPE_CHECKING:
@@ -38,9 +38,9 @@ class _Uvicorn(uvicorn.Server):
         yield
 
 
-def usual_patience(answers: int) -> Patience:
+def usual_client_limits(answers: int) -> ClientLimits:
     """With connections for so many answers beyond the usual ones."""
-    usual = Patience()
+    usual = ClientLimits()
     return replace(
         usual,
         connections=usual.connections + answers,
@@ -59,23 +59,25 @@ class HttpServer:
         listening: socket.socket,
         drain_s: float,
         notify: Callable[[str], None] = lambda text: None,
-        patience: Patience | None = None,
+        client_limits: ClientLimits | None = None,
     ) -> None:
         """`listening`: bound, not listening yet; it is closed at the end. `notify`: gets a line about the drain, and
-        about connections that are closed. `patience`: None is the usual one, with a connection for each place of an
-        answer beyond it."""
+        about connections that are closed. `client_limits`: None: the usual ones, and a connection more for each answer
+        that may wait."""
         self._service, self._listening = service, listening
         self._drain_s, self._notify = drain_s, notify
         self._loop: asyncio.AbstractEventLoop | None = None
         self._failure: Exception | None = None
         """Why it cannot go on."""
-        patience = patience or usual_patience(service.desk.places)
+        client_limits = client_limits or usual_client_limits(service.answer_pool.places)
         files = raise_file_limit()
-        most = min(patience.connections, max(1, files - SPARE))
-        if most < patience.connections:
-            notify(f"at most {most} connections, not {patience.connections}: the limit of open files leaves no more")
-        self._places = Places(most, patience.address_connections, notify, service.meter.refused)
-        connection: Any = partial(Connection, patience, self._places, service.meter.refused)
+        most = min(client_limits.connections, max(1, files - SPARE))
+        if most < client_limits.connections:
+            notify(
+                f"at most {most} connections, not {client_limits.connections}: the limit of open files leaves no more"
+            )
+        self._places = Places(most, client_limits.address_connections, notify, service.meter.on_refused)
+        connection: Any = partial(Connection, client_limits, self._places, service.meter.on_refused)
         config = uvicorn.Config(
             app,
             http=connection,

@@ -109,23 +109,23 @@ class Metrics:
         registry.register(ClusterMetrics(cluster))
         ProcessCollector(registry=registry)
 
-    def began(self) -> None:
+    def on_begun(self) -> None:
         """An answer was asked for and not refused."""
         self._begun.inc()
 
-    def refused(self, reason: str) -> None:
+    def on_refused(self, reason: str) -> None:
         """An HTTP request was refused before an answer began. `reason`: one of `REASONS`."""
         self._refused.labels(reason).inc()
 
-    def first_token(self, seconds: float) -> None:
+    def on_first_token(self, seconds: float) -> None:
         """From the request to an answer's first token."""
         self._first_token.observe(seconds)
 
-    def next_token(self, seconds: float) -> None:
+    def on_next_token(self, seconds: float) -> None:
         """Between two tokens of an answer."""
         self._next_token.observe(seconds)
 
-    def ended(self, finish: str, report: Report | None) -> None:
+    def on_ended(self, finish: str, report: Report | None) -> None:
         """An answer that began has ended. `finish`: one of `FINISHES`. `report`: None where it ended without."""
         self._answers.labels(finish).inc()
         if report is not None and not report.exact:

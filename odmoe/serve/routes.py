@@ -12,7 +12,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from odmoe.serve.api_error import ClientGoneError, told
+from odmoe.serve.api_error import ClientGoneError, to_api_error
 from odmoe.serve.bounds.memory import TOKEN_BYTES
 from odmoe.serve.openai import chat, completions
 from odmoe.serve.openai.parts import Shape, parts_of, usage_of
@@ -23,7 +23,7 @@ from odmoe.serve.under_way import RequestUnderWay
 if TYPE_CHECKING:
     from fastapi import FastAPI
 
-    from odmoe.serve.answers import Got
+    from odmoe.serve.answers import AnswerEvent
     from odmoe.serve.bounds.memory import Held
     from odmoe.serve.exchange import Exchange
     from odmoe.serve.openai.engine_request import EngineRequest
@@ -84,7 +84,7 @@ class _Answering:
                 raise
             except Exception as error:
                 self._service.log_failure(under_way.record.id, error)
-                raise told(error, under_way.record.id) from error
+                raise to_api_error(error, under_way.record.id) from error
             await under_way.settle()
 
     async def _response(self, under_way: RequestUnderWay) -> Response:
@@ -98,7 +98,7 @@ class _Answering:
         if found.stream:
             events = _events(exchange, shape, found.include_usage, under_way.held)
             return EventStream(events, partial(_last_event, service, record.id))
-        got: list[Got] = []
+        got: list[AnswerEvent] = []
         while not exchange.whole:
             got += await exchange.take()
         usage = usage_of(wanted.prompt_tokens, _tokens(exchange))
@@ -131,10 +131,10 @@ def _last_event(service: Service, request_id: str, error: Exception) -> bytes:
     if isinstance(error, ClientGoneError):
         return b""
     service.log_failure(request_id, error)
-    return event(told(error, request_id).as_object())
+    return event(to_api_error(error, request_id).as_object())
 
 
-def _whole(shape: Shape, got: list[Got], usage: dict[str, Any]) -> bytes:
+def _whole(shape: Shape, got: list[AnswerEvent], usage: dict[str, Any]) -> bytes:
     """The response. Choice by choice: what is written needs several times the memory until it is."""
     parts = parts_of(got)
     got.clear()
@@ -149,7 +149,7 @@ def _whole(shape: Shape, got: list[Got], usage: dict[str, Any]) -> bytes:
     return bytes(body + after)
 
 
-def _encoded(shape: Shape, got: list[Got]) -> bytes:
+def _encoded(shape: Shape, got: list[AnswerEvent]) -> bytes:
     return b"".join(event(chunk) for part in parts_of(got) for chunk in shape.chunks(part))
 
 

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
-from odmoe.serve.answers import Desk
-from odmoe.serve.api_error import ApiError, ClientGoneError, cause_of, told
+from odmoe.serve.answers import AnswerPool
+from odmoe.serve.api_error import ApiError, ClientGoneError, cause_of, to_api_error
 from odmoe.serve.bounds.memory import Memory
 from odmoe.token_texts import TokenTexts
 
@@ -61,7 +61,7 @@ class Service:
         self.model, self.name, self.served, self.limits, self.meter = model, name, served, limits, meter
         self.settings = model.opened.settings
         """How answers are chosen where the request does not say."""
-        self.desk = Desk(served.parallel, served.queue)
+        self.answer_pool = AnswerPool(served.parallel, served.queue)
         self.memory = Memory(limits.request_bytes)
         self.texts = TokenTexts(model.opened.tokenizer)
         self.created = int(time.time())
@@ -73,7 +73,7 @@ class Service:
         )
         self.notify: Callable[[str], None] = lambda line: None
         """Gets a line about each answer that is begun again, since its main node was lost."""
-        self.complain: Callable[[str], None] = partial(print, file=sys.stderr)
+        self.log_cause: Callable[[str], None] = partial(print, file=sys.stderr)
         """Gets the causes of what clients are told without details."""
         self.failed = threading.Event()
         """The cluster could not compute an answer, and has computed none since."""
@@ -113,14 +113,14 @@ class Service:
         cause = cause_of(error)
         if cause is None or isinstance(error, ClientGoneError):
             return
-        answer = told(error, request_id)
+        answer = to_api_error(error, request_id)
         if answer.status >= 500 and answer.code != "cancelled":
             self.failed.set()
         if answer.status >= 500:
-            self.complain(f"{request_id} {cause}")
+            self.log_cause(f"{request_id} {cause}")
 
     def close(self) -> None:
         """Wait for the threads of answers that were given up."""
-        self.desk.close(CLOSE_S)
+        self.answer_pool.close(CLOSE_S)
         for pool in (self.ready_pool, self.scrape_pool, self.body_pool):
             pool.shutdown(wait=False)

@@ -23,7 +23,7 @@ from scheduler.errors import ClusterError, ConfigError, LinkError, ODMoEError
 
 if TYPE_CHECKING:
     from odmoe.api.model import Model
-    from odmoe.serve.connection import Patience
+    from odmoe.serve.connection import ClientLimits
     from odmoe.serve.lifetime import HttpServer
     from odmoe.serve.service import Service
 
@@ -48,12 +48,12 @@ def run_serve(
     terminal = Terminal(output.quiet, output.debug)
     prepare_process(output.debug, timed=True)
     check_early(settings)
-    with closing(bound(own)) as listening, start_model(settings, terminal) as model:
+    with closing(bind_socket(own)) as listening, start_model(settings, terminal) as model:
         return _served(model, own, keys, listening, terminal, announce or _saying(terminal), output.quiet)
 
 
 def _saying(terminal: Terminal) -> Announce:
-    return lambda name, address: terminal.complain(f"serving {name} at {url_of(address)}")
+    return lambda name, address: terminal.print_always(f"serving {name} at {url_of(address)}")
 
 
 def url_of(address: tuple[str, int]) -> str:
@@ -62,7 +62,7 @@ def url_of(address: tuple[str, int]) -> str:
     return f"http://[{host}]:{port}/v1" if ":" in host else f"http://{host}:{port}/v1"
 
 
-def bound(own: ServeSettings) -> socket.socket:
+def bind_socket(own: ServeSettings) -> socket.socket:
     """Bound before the model is loaded, so that an address in use is told at once; nobody can connect yet."""
     host, port = own.address
     try:
@@ -93,14 +93,14 @@ def _served(
 
     service = make_service(model, own)
     try:
-        end = _LostMainNode(model.opened.settings.joined)
+        end = _LostMainNode(model.opened.settings.uses_existing_ray)
         with LogThread() as log, NodeWatch(model.cluster, notify := _timed(log, terminal.notify), end.look):
-            service.notify, service.complain = notify, _timed(log, terminal.complain)
+            service.notify, service.log_cause = notify, _timed(log, terminal.print_always)
             app = make_app(
                 service, Access(keys, own.cors_origin, (lambda line: None) if quiet else log.line, own.log_format)
             )
-            patience = own_patience(own, service.desk.places)
-            server = end.server = HttpServer(app, service, listening, own.drain_timeout, notify, patience)
+            client_limits = own_client_limits(own, service.answer_pool.places)
+            server = end.server = HttpServer(app, service, listening, own.drain_timeout, notify, client_limits)
             listening.listen(socket.SOMAXCONN)
             announce(service.name, listening.getsockname()[:2])
             return server.run()
@@ -135,11 +135,11 @@ class _LostMainNode:
             self.server.fail(ClusterError(f"the cluster has ended: {error}; start odmoe serve again"))
 
 
-def own_patience(own: ServeSettings, answers: int) -> Patience:
+def own_client_limits(own: ServeSettings, answers: int) -> ClientLimits:
     """As the settings have it. `answers`: that may be under way or wait."""
-    from odmoe.serve.lifetime import usual_patience
+    from odmoe.serve.lifetime import usual_client_limits
 
-    usual = usual_patience(answers)
+    usual = usual_client_limits(answers)
     most = own.connections or usual.connections
     return replace(
         usual,

@@ -1,6 +1,6 @@
 """The tables of settings as keywords of Python's functions, for type checkers: the tables check the values.
 
-tests/odmoe/api/test_keywords.py compares them with the tables.
+Made by scripts/generate_keywords.py. Not edited by hand.
 """
 
 from __future__ import annotations

@@ -10,7 +10,6 @@ from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field
 
-from odmoe.settings.settings import Settings
 from odmoe.settings.sources import API_KEY
 from odmoe.settings.table import Count, Number, Table, count, flag, one_of, setting
 from odmoe.settings.units import SIZE, parse_address, parse_bytes
@@ -157,18 +156,3 @@ def is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host.strip("[]")).is_loopback
     except ValueError:
         return host == "localhost"
-
-
-NOT_SERVED = (
-    "max_new_tokens",
-    "seed",
-    "stop",
-    "ignore_eos",
-    "chat",
-    "system_prompt",
-    "trace",
-    "record",
-)
-"""Settings of one answer, which a request has itself; trace and recording would grow without end."""
-SERVED = tuple(name for name in Settings.names() if name not in NOT_SERVED)
-"""The settings of a cluster that `odmoe serve` has flags for."""

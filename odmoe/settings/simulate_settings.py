@@ -43,7 +43,7 @@ class SimulateSettings(SystemSettings):
         heading="Workload",
     )
     replay: str | None = setting(
-        None, "a file", "Replay a recording, compare all decisions", heading="Workload", common=True
+        None, "a file", "Replay a recording, compare all decisions", heading="Workload", common=True, keyword=False
     )
     seed: Count = setting(0, "0, 1, ...", "Random seed of routes and mispredictions", heading="Workload", ge=0)
 

@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from odmoe.settings.derived import LASTING_ONLY
 from odmoe.settings.settings import Settings
 from odmoe.settings.system_settings import check_read
-from odmoe.settings.table import flag
+from odmoe.settings.table import declared, flag
 from scheduler.errors import ConfigError
 from scheduler.policies.registry import CHOICES, is_read, keeps_all, readers
 from scheduler.unknown_names import nearest
@@ -38,21 +39,19 @@ def variable(name: str) -> str:
 
 FLAG = 3
 """The rank of a flag; see `Effective`."""
-ONLY_LASTING = ("retry",)
-"""Settings that apply only where nodes outlive the command. Of other clusters a flag is an error, and a variable or the
-file is ignored: many commands share it."""
 _ALIGNMENT = ("align_token", "align_kv")
 _VARIABLES = [*map(variable, Settings.model_fields), PREFIX + "CONFIG", API_KEY]
 
 
 def effective(flags: Mapping[str, Any], file: str | None = None, environ: Mapping[str, str] = os.environ) -> Effective:
-    """Like `merged`, without the settings that a more specific choice makes unread: a value in the file must not forbid
-    a system that is chosen with a flag, and one of `ONLY_LASTING` no other kind of cluster. Raises ConfigError for any
-    other setting that the system does not read."""
-    found = merged(flags, file, environ)
+    """Like `merge_sources`, without the settings that a more specific choice makes unread: a value in the file must not
+    forbid a system that is chosen with a flag, and one of `LASTING_ONLY` no other kind of cluster. Raises ConfigError
+    for any other setting that the system does not read."""
+    found = merge_sources(flags, file, environ)
     settings, origin, rank = found.settings, found.origin, found.rank
     ignored = {name for name in origin if rank[name] < _rank_of_choice(name, found)}
-    ignored |= {name for name in ONLY_LASTING if not settings.joined and rank.get(name, FLAG) < FLAG}
+    # Many commands share the environment and the file; a flag is an error for another kind of cluster.
+    ignored |= {name for name in LASTING_ONLY if not settings.uses_existing_ray and rank.get(name, FLAG) < FLAG}
     if ignored:
         kept = settings.model_dump(exclude_unset=True, exclude=ignored)
         settings = Settings(lambda name: origin.get(name, flag(name)), **kept)
@@ -85,10 +84,12 @@ def _rank_of_choice(name: str, found: Effective) -> int:
 
 def _is_without_shadow(settings: Settings) -> bool:
     """Whether shadow none leaves the predictor sep without a shadow."""
-    return settings.system_config.predictor == "sep" and not settings.shadowed
+    return settings.system_config.predictor == "sep" and not settings.has_shadow
 
 
-def merged(flags: Mapping[str, Any], file: str | None = None, environ: Mapping[str, str] = os.environ) -> Effective:
+def merge_sources(
+    flags: Mapping[str, Any], file: str | None = None, environ: Mapping[str, str] = os.environ
+) -> Effective:
     """The settings from all sources. `flags`: the flags that were given. `file`: the value of --config; without it,
     ODMOE_CONFIG or the file under `$XDG_CONFIG_HOME/odmoe` is read. Raises ConfigError naming the source of a wrong
     value."""
@@ -100,10 +101,10 @@ def merged(flags: Mapping[str, Any], file: str | None = None, environ: Mapping[s
         where = Path(os.path.expanduser(path)) if path else default_file(environ)
         for name, value in read_file(where).items():
             values[name], origin[name], rank[name] = value, f"{name.replace('_', '-')} in {where}", 1
-    strangers = [key for key in environ if key.startswith(PREFIX) and key not in _VARIABLES]
-    if strangers:
-        near = nearest(strangers[0], _VARIABLES)
-        raise ConfigError(f"{strangers[0]} is set in the environment but is not a setting{near}")
+    unknown_names = [key for key in environ if key.startswith(PREFIX) and key not in _VARIABLES]
+    if unknown_names:
+        near = nearest(unknown_names[0], _VARIABLES)
+        raise ConfigError(f"{unknown_names[0]} is set in the environment but is not a setting{near}")
     for name in Settings.model_fields:
         text = environ.get(variable(name))
         if text is not None:
@@ -158,8 +159,8 @@ def dump(found: Effective) -> str:
     for name in Settings.names():
         value = getattr(settings, name)
         shown: Any = list(value) if isinstance(value, tuple) else value
-        if name == "secret" and value:
-            lines.append(f"# secret: not shown  # {found.origin.get(name, 'default')}")
+        if declared(Settings, name).secret and value:
+            lines.append(f"# {name}: not shown  # {found.origin.get(name, 'default')}")
             continue
         text = yaml.safe_dump(shown, default_flow_style=True, width=1000).removesuffix("...\n")
         line = f"{name.replace('_', '-')}: {text.rstrip()}"

@@ -21,11 +21,12 @@ CHOSEN = tuple(field.name for field in fields(SystemConfig))
 def _declare(field: Field[Any]) -> tuple[Any, Any]:
     """Type and default of a pydantic field."""
     more = field.metadata
+    about: dict[str, Any] = {"heading": more["heading"], "fixed": "running", "verify": True}
     if field.name in CHOICES:
         default: Any = field.default
-        return str, one_of(default, CHOICES[field.name], more["about"], heading=more["heading"], registered=True)
+        return str, one_of(default, CHOICES[field.name], more["about"], registered=True, **about)
     kind: Any = Count if more["kind"] is int else Number
-    return kind | None, setting(None, more["allowed"], more["about"], heading=more["heading"])
+    return kind | None, setting(None, more["allowed"], more["about"], **about)
 
 
 if TYPE_CHECKING:
@@ -37,7 +38,16 @@ else:
 class SystemSettings(_Chosen):
     """A preset, and a setting for every field of SystemConfig."""
 
-    system: str = one_of("od-moe", SYSTEMS, "Preset of policies", heading="Cluster", common=True, registered=True)
+    system: str = one_of(
+        "od-moe",
+        SYSTEMS,
+        "Preset of policies",
+        heading="Cluster",
+        common=True,
+        registered=True,
+        fixed="running",
+        verify=True,
+    )
 
     def __init__(self, named: Callable[[str], str] | None = None, **values: Any) -> None:
         super().__init__(named, **values)

@@ -6,7 +6,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
 
@@ -18,9 +18,13 @@ HEADINGS = ("Model", "Workload", "Service", "Cluster", "Prediction", "Memory", "
 _NUMBER = re.compile(r"[+-]?\d+(\.\d*)?([eE][+-]?\d+)?")
 
 
+Fixed = Literal["never", "running", "up"]
+_BOUNDS = frozenset({"ge", "gt", "le", "lt", "min_length", "repr"})
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Declared:
-    """How one setting was declared."""
+    """How one setting was declared. Everything that follows from it is a field: flags, keywords, where it is sent."""
 
     default: Any
     allowed: str
@@ -41,6 +45,25 @@ class Declared:
     """Whether the names come from the scheduler's registry, which then checks them."""
     bounds: dict[str, Any] = field(default_factory=dict)
     """The bounds, as arguments of pydantic's Field."""
+    fixed: Fixed = "never"
+    """`running`: the nodes keep the value until they end, so another one cannot be asked of them. `up`: likewise for
+    `odmoe up`; a command that uses running nodes may have a value of its own."""
+    from_cluster: bool = False
+    """Whether a value that is not given is that of the running cluster, or of the store."""
+    serve: bool = True
+    """Whether `odmoe serve` has a flag for it. A request says itself how one answer is made."""
+    verify: bool = False
+    """Whether `odmoe verify` has a flag for it: it could change an answer, or the way it is computed."""
+    keyword: bool = True
+    """Whether it is a keyword of the Python function that takes the table."""
+    here_only: bool = False
+    """Whether the value is valid on this machine only. It is not sent to a cluster's main host."""
+    lasting_only: bool = False
+    """Whether it applies only if the nodes outlive the command."""
+    output_file: bool = False
+    """Whether a command writes the file that it names."""
+    secret: bool = False
+    """Whether nobody may see the value. It has no flag: a process list shows flags to everyone on the machine."""
 
     def field(self) -> Any:
         return Field(self.default, json_schema_extra={"declared": self}, **self.bounds)  # type: ignore[dict-item]
@@ -52,20 +75,12 @@ def setting(
     about: str,
     *flags: str,
     heading: str,
-    common: bool = False,
-    metavar: str = "",
-    **bounds: Any,
+    **more: Any,
 ) -> Any:
-    """Declare a field of a table; see `Declared`."""
+    """Declare a field of a table. `more`: fields of `Declared`, and bounds as arguments of pydantic's Field."""
+    bounds = {name: more.pop(name) for name in _BOUNDS & more.keys()}
     return Declared(
-        default=default,
-        allowed=allowed,
-        about=about,
-        heading=heading,
-        common=common,
-        flags=flags,
-        metavar=metavar,
-        bounds=bounds,
+        default=default, allowed=allowed, about=about, heading=heading, flags=flags, bounds=bounds, **more
     ).field()
 
 
@@ -74,13 +89,13 @@ def count(
     about: str,
     *flags: str,
     heading: str,
-    common: bool = False,
     least: int = 1,
     most: int = MAX_COUNT,
+    **more: Any,
 ) -> Any:
-    """Declare an integer from `least` to `most`."""
+    """Declare an integer from `least` to `most`. `more`: fields of `Declared`."""
     allowed = f"{least}, {least + 1}, ... {most}"
-    return setting(default, allowed, about, *flags, heading=heading, common=common, ge=least, le=most)
+    return setting(default, allowed, about, *flags, heading=heading, ge=least, le=most, **more)
 
 
 def one_of(default: str | None, names: Iterable[str], about: str, *, heading: str, **more: Any) -> Any:
@@ -103,15 +118,15 @@ def again(table: type[Table], name: str, **changes: Any) -> Any:
     return replace(declared(table, name), **changes).field()
 
 
-def _no_truth(value: Any) -> Any:
+def _reject_bool(value: Any) -> Any:
     """Reject a bool, such as YAML's `yes`, where a number is expected."""
     if isinstance(value, bool):
         raise ValueError("a number is expected")
     return value
 
 
-Count = Annotated[int, BeforeValidator(_no_truth)]
-Number = Annotated[float, BeforeValidator(_no_truth)]
+Count = Annotated[int, BeforeValidator(_reject_bool)]
+Number = Annotated[float, BeforeValidator(_reject_bool)]
 
 
 class Table(BaseModel):
@@ -139,6 +154,12 @@ class Table(BaseModel):
         """The names of all settings, in the order of the headings."""
         return sorted(cls.model_fields, key=lambda name: HEADINGS.index(declared(cls, name).heading))
 
+    @classmethod
+    def names_with(cls, holds: Callable[[Declared], bool]) -> tuple[str, ...]:
+        """The settings of whose declaration this holds; those that most people need come first."""
+        names = [name for name in cls.model_fields if holds(declared(cls, name))]
+        return tuple(sorted(names, key=lambda name: not declared(cls, name).common))
+
     def given(self, name: str) -> bool:
         """Whether the setting was given, rather than a default."""
         return name in self.model_fields_set
@@ -164,5 +185,5 @@ def _explain(table: type[Table], error: ValidationError, named: Callable[[str], 
     found, value = declared(table, name), first["input"]
     if found.names:
         return unknown(named(name), value, found.names, "odmoe systems")
-    text = "not valid (the value is not shown)" if name == "secret" else shown(value)
+    text = "not valid (the value is not shown)" if found.secret else shown(value)
     return f"{named(name)} is {text}; allowed: {found.allowed}"

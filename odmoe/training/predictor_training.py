@@ -78,7 +78,7 @@ def _samples(rows: Rows) -> dict[int, Samples]:
     }
 
 
-def joined(samples: list[dict[int, Samples]]) -> dict[int, Samples]:
+def join_samples(samples: list[dict[int, Samples]]) -> dict[int, Samples]:
     """Samples of several answers as those of one. Raises PromptError where there are none at all."""
     parts = [one for one in samples if one]
     if not parts:

@@ -220,7 +220,7 @@ class Bench:
         common_to_all = {"workers": 1, "loader": "disk", "cluster": "embedded", **room}
         found = Settings(model=model, dtype=self.args.dtype, **(common_to_all | self.variants[variant]))
         # As published: papers compare systems with the forms that they name, not with those that pay here.
-        return found.but(smaller_forms="always") if any(forms_of(found.system_config)) else found
+        return found.replace(smaller_forms="always") if any(forms_of(found.system_config)) else found
 
     def answer(self, model: str, variant: str, budget: int, number: int, place: int = 0) -> dict[str, Any]:
         """Figures of prompt `number` of those that are measured; `refused`: why it cannot be, where it cannot.

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from checkpoint.family import experts_modules, parse_dtype
-from odmoe.commands.whole_model import load_whole
+from odmoe.commands.shared.whole_model import load_whole
 from scripts.lib.disk import disk_bytes
 
 TRANSFORMERS, OFFLOADED, COLD = "Transformers", "accelerate", "accelerate, cold"

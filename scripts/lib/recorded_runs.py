@@ -46,7 +46,7 @@ def of_shape(profile: Profile, shape: ModelShape) -> Profile:
 
 def record(kept: KeptCluster, settings: Settings, prompts: list[list[int]], tokens: int, path: Path) -> dict[str, Any]:
     """Every prompt answered by a new cluster; its recording at `path`."""
-    cluster = kept.cluster(settings.but(record=str(path), **NEEDED))
+    cluster = kept.cluster(settings.replace(record=str(path), **NEEDED))
     reports = [predicted(cluster, prompt, tokens) for prompt in prompts]
     write_whole(path, cluster.recording())
     kept.close()  # a recording has all that its cluster ever answered

@@ -25,7 +25,7 @@ from checkpoint.prediction import token_predictor
 from checkpoint.prediction.run_ahead import RunAhead
 from checkpoint.prediction.token_predictor import FILE
 from checkpoint.sharding.source import open_source
-from odmoe.commands.whole_model import load_whole
+from odmoe.commands.shared.whole_model import load_whole
 from odmoe.text import load_tokenizer
 from odmoe.training.observed_model import ObservedModel, Pass, hits
 from scheduler.policies.baselines.hobbit import Stacked

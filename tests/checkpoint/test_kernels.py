@@ -10,7 +10,7 @@ from torch.nn import functional
 
 from checkpoint import kernels
 from checkpoint.kernels import PROBE_ROWS, Linear, is_equal, linear_of
-from odmoe.settings.settings import KERNELS
+from odmoe.settings.declarations import KERNELS
 
 SHAPES = [(192, 512), (512, 192), (2048, 768), (768, 2048), (577, 333)]
 

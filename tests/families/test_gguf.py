@@ -16,7 +16,7 @@ from checkpoint.native.parameters import ExpertParameters
 from checkpoint.sharding import convert, gguf_conversion
 from checkpoint.sharding.source import open_source
 from checkpoint.store import ExpertStore
-from odmoe.commands.whole_model import load_whole
+from odmoe.commands.shared.whole_model import load_whole
 from odmoe.text import load_tokenizer
 from support.models import families, gguf_files
 from support.models.checkpoints import build, randomise

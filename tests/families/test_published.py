@@ -16,7 +16,7 @@ from checkpoint.native.parameters import ExpertParameters
 from checkpoint.sharding import convert, quantised_weight
 from checkpoint.sharding.source import open_source
 from checkpoint.store import ExpertStore
-from odmoe.settings.settings import EXPERTS
+from odmoe.settings.declarations import EXPERTS
 from support.models import families, packed, published
 from support.models.checkpoints import build
 from support.models.store_making import shard

@@ -273,4 +273,4 @@ def test_a_smaller_context(demo_store: Callable[[str], Any]) -> None:
     finally:
         cluster.close()
     with pytest.raises(ConfigError, match=r"ctx-size is 4096; allowed: 2 to 1024"):
-        EmbeddedCluster(settings.but(ctx_size=4096), demo_store("float32"))
+        EmbeddedCluster(settings.replace(ctx_size=4096), demo_store("float32"))

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from main_node.engine.peer import PeerHandler
-from odmoe.cli.exit import outcome
 from odmoe.clusters.process import OneLineFormatter
+from odmoe.commands.shared.exit import outcome
 from odmoe.log_thread import LogThread
 from odmoe.machines.table import cells, empty_row
 from odmoe.serve.access_log import FORMATS, AccessLog
@@ -129,7 +129,7 @@ def test_a_terminal(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
             file=stream, force_terminal=is_terminal, color_system=None, width=80, highlight=False
         )
         terminal.notify(text)
-        terminal.complain(text)
+        terminal.print_always(text)
         terminal.facts(text, {text: text, "the model": text[:100]})
         terminal.table(text, [text], [[text]])
         with terminal.status(text[:1000]) as say:

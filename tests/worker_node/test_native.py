@@ -322,7 +322,7 @@ def test_all_memory_holds_all_experts_of_workers_that_do_not_divide_them(
     check_fits(settings, native)
     assert configure(settings, native).resources.slots == slots
     with pytest.raises(ConfigError, match=r"12 slots are needed|needs \d+; give at least"):
-        check_fits(settings.but(device_memory="99%"), native)
+        check_fits(settings.replace(device_memory="99%"), native)
 
 
 @pytest.mark.parametrize("workers", [1, 2, 3])
@@ -332,13 +332,13 @@ def test_a_share_of_memory_is_one_of_the_experts(native: ExpertStore, workers: i
     settings = Settings(model=str(native.path), workers=workers, threads=5, system="fully-cached", device_memory="100%")
     check_fits(settings, native)
     assert configure(settings, native).resources.slots == 12 // workers
-    half = settings.but(system="hybrimoe", device_memory="50%")
+    half = settings.replace(system="hybrimoe", device_memory="50%")
     assert configure(half, native).resources.slots == 6 // workers
 
     beside = restoring_bytes(manifest, ("",), "cpu", 5)
-    exact = settings.but(device_memory=str(manifest.expert_bytes + workers * beside))
+    exact = settings.replace(device_memory=str(manifest.expert_bytes + workers * beside))
     assert configure(exact, native).resources.slots == 12 // workers
-    less = settings.but(device_memory=str(manifest.expert_bytes + workers * beside - 1))
+    less = settings.replace(device_memory=str(manifest.expert_bytes + workers * beside - 1))
     with pytest.raises(ConfigError, match="12 slots are needed"):
         configure(less, native)
 
@@ -360,7 +360,7 @@ def test_too_little_memory_for_a_native_expert(native: ExpertStore) -> None:
     with pytest.raises(ConfigError, match=f"needs {least}, {beside} of them to restore it; give at least {least}"):
         check_fits(settings, native)
     with pytest.raises(ConfigError, match=rf"needs {native.manifest.blob_bytes}; give at least 9%"):
-        check_fits(settings.but(device_memory="8%"), native)
+        check_fits(settings.replace(device_memory="8%"), native)
 
 
 @pytest.mark.parametrize("here", [1, 2])

@@ -10,7 +10,8 @@ from checkpoint.sizes.configured_size import configured_size
 from checkpoint.sizes.model_size import count
 from checkpoint.store import ExpertStore
 from main_node.shape import limited_context, model_shape
-from odmoe.settings.settings import CUDA, Settings
+from odmoe.settings.declarations import CUDA
+from odmoe.settings.settings import Settings
 from odmoe.settings.units import parse_memory
 from odmoe.terminal import megabytes
 from scheduler.core.dispatch import LEAST_ROWS, MOST_PARTS
@@ -62,7 +63,7 @@ def memory_budget(memory: str, settings: Settings, store: ExpertStore, predictor
         "kv": settings.parallel * size.cache * size.item_bytes,
         "activations": _activation_bytes(settings, store, shape, tokens),
         "predictor": predictor_bytes,
-        "shadow": _shadow_bytes(settings, store, size) if settings.shadowed else 0,
+        "shadow": _shadow_bytes(settings, store, size) if settings.has_shadow else 0,
     }
     return MemoryBudget(total, shares)
 

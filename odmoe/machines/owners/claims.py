@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from odmoe.machines.cluster_file import ClusterFile, Host
-from odmoe.machines.owners.ownership import described, occupied, other_owner
+from odmoe.machines.owners.ownership import describe_owner, occupied_fault, other_owner
 from odmoe.machines.preflight import ask
 from odmoe.machines.ssh import Ssh
 from scheduler.errors import ConfigError, HostError
@@ -69,7 +69,7 @@ class Claims:
         answer = ask(ssh, host, "claim", CLAIM_S, wanted)
         if answer["claimed"]:
             return dict(answer["owner"])
-        raise HostError(f"{host.name} ({host.address}): {'; '.join(occupied(answer['owner']))}")
+        raise HostError(f"{host.name} ({host.address}): {'; '.join(occupied_fault(answer['owner']))}")
 
 
 def launcher() -> str:
@@ -94,7 +94,7 @@ def check_owner_command(cluster_id: str) -> str:
 
 
 def left_alone(owner: dict[str, Any]) -> str:
-    return f"left alone: it belongs to {described(owner)}"
+    return f"left alone: it belongs to {describe_owner(owner)}"
 
 
 def _ray_port(file: Path) -> int:

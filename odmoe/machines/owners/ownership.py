@@ -20,7 +20,7 @@ def other_owner(facts: Facts, cluster_id: str | None) -> Facts | None:
     return owner if owner["held"] or "cluster" in owner else None
 
 
-def described(owner: Facts) -> str:
+def describe_owner(owner: Facts) -> str:
     """Its cluster, who launched it, from which file and when."""
     if "cluster" not in owner:
         return "a cluster that has left no name, only a token of Ray that is not this cluster's"
@@ -33,11 +33,11 @@ def moment(seconds: float) -> str:
     return datetime.datetime.fromtimestamp(seconds, datetime.UTC).strftime("%Y-%m-%d %H:%M UTC")
 
 
-def occupied(owner: Facts) -> tuple[str, str]:
+def occupied_fault(owner: Facts) -> tuple[str, str]:
     """(cause, advice) of a host that another cluster holds."""
     held = f" ({owner['held']})" if owner["held"] else ""
     return (
-        f"it belongs to {described(owner)}{held}",
+        f"it belongs to {describe_owner(owner)}{held}",
         "odmoe down of that cluster frees it; odmoe up --take-over ends what that cluster runs on it",
     )
 
@@ -46,7 +46,7 @@ def faults(facts: Facts, cluster_id: str, take_over: bool) -> Iterator[tuple[str
     """(cause, advice) of another cluster or another Ray on the host."""
     owner = other_owner(facts, cluster_id)
     if owner and owner["held"] and not take_over:
-        yield occupied(owner)
+        yield occupied_fault(owner)
         return
     if facts["processes"]:  # they run beside each other already
         return

@@ -10,7 +10,7 @@ from odmoe.api.text_answer import Piece
 from odmoe.serve.api_error import BUSY, ApiError
 
 if TYPE_CHECKING:
-    from odmoe.serve.answers import Got
+    from odmoe.serve.answers import AnswerEvent
 
 TOKEN_BYTES = 40
 """Of a prompt's token id, as an object."""
@@ -81,11 +81,11 @@ class Held:
         """From any thread."""
         self._memory.change(self, nbytes)
 
-    def add_results(self, got: Iterable[Got]) -> None:
+    def add_results(self, got: Iterable[AnswerEvent]) -> None:
         """From any thread."""
         self._memory.change(self, sum(map(_bytes_of, got)))
 
-    def free_results(self, got: Iterable[Got]) -> None:
+    def free_results(self, got: Iterable[AnswerEvent]) -> None:
         """The client has them."""
         self._memory.change(self, -sum(map(_bytes_of, got)))
 
@@ -94,7 +94,7 @@ class Held:
         self._memory.close(self)
 
 
-def _bytes_of(got: Got) -> int:
+def _bytes_of(got: AnswerEvent) -> int:
     if not isinstance(got.what, Piece):
         return 0
     step, found = got.what.step, PIECE_BYTES + len(got.what.text)

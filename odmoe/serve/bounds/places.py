@@ -54,11 +54,12 @@ class Places:
         most: int,
         most_of_address: int,
         notify: Callable[[str], None],
-        refused: Callable[[str], None],
+        on_refused: Callable[[str], None],
     ) -> None:
-        """`notify`: gets a line now and then. `refused`: told a code for each connection that is closed or refused."""
+        """`notify`: gets a line now and then. `on_refused`: called with the error's code for each connection that is
+        closed or refused."""
         self.most, self.most_of_address = most, most_of_address
-        self._notify, self._refused = notify, refused
+        self._notify, self._on_refused = notify, on_refused
         self._crowds: dict[str, _Crowd] = {}
         self._spare = _Crowd("")
         self._of: dict[Occupant, _Crowd] = {}
@@ -125,7 +126,7 @@ class Places:
         return True
 
     def _turn_away(self) -> None:
-        self._refused("too_many_connections")
+        self._on_refused("too_many_connections")
         self._turned_away += 1
         self._tell(f"{len(self._of)} connections are open, of at most {self.most}, {self.most_of_address} an address")
 

@@ -6,7 +6,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from odmoe.serve.openai import logprobs
-from odmoe.serve.openai.engine_request import EngineRequest, how_of
+from odmoe.serve.openai.engine_request import EngineRequest, options_from_request
 from odmoe.serve.openai.parts import Part
 from odmoe.serve.openai.templates import chat_text
 from odmoe.serve.openai.tool_calls import Message, check_parser, parse_answer
@@ -20,11 +20,11 @@ if TYPE_CHECKING:
 def to_engine_request(service: Service, request: ChatRequest) -> tuple[EngineRequest, str]:
     """The request for the engine, and the chat's text. In a thread: it encodes the chat. Raises PromptError,
     ApiError."""
-    how = how_of(service, request)
+    how = options_from_request(service, request)
     if request.logprobs:
         how["logprobs"] = request.top_logprobs or 0
     text = chat_text(service.tokenizer, request)
-    if request.offered:
+    if request.offered_tools:
         check_parser(service.tokenizer)
     prompt = service.model.opened.encode(text, special=False)
     most = request.max_completion_tokens or request.max_tokens or service.limits.max_tokens
@@ -69,9 +69,9 @@ class ChatShape:
         }
 
     def _parsed(self, part: Part) -> Message:
-        if not self._request.offered:
+        if not self._request.offered_tools:
             return Message(part.text, [])
-        found = parse_answer(self._service.tokenizer, self._text, self._marked(part), self._request.offered)
+        found = parse_answer(self._service.tokenizer, self._text, self._marked(part), self._request.offered_tools)
         return found or Message(part.text, [])
 
     def _marked(self, whole: Part) -> str:
@@ -91,7 +91,7 @@ class ChatShape:
         if part.index not in self._begun:
             self._begun.add(part.index)
             found.append(self._chunk(part.index, {"role": "assistant", "content": "", "refusal": None}))
-        if self._request.offered:
+        if self._request.offered_tools:
             return found + self._gathered(part)
         entries = self._logprobs(part)
         if part.text or entries is not None:

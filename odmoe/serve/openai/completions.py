@@ -6,7 +6,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from odmoe.serve.openai import logprobs
-from odmoe.serve.openai.engine_request import EngineRequest, how_of
+from odmoe.serve.openai.engine_request import EngineRequest, options_from_request
 from odmoe.serve.openai.parts import Part
 from odmoe.token_texts import Offsets
 from scheduler.errors import PromptError
@@ -24,7 +24,7 @@ def to_engine_request(service: Service, request: CompletionRequest) -> tuple[Eng
 
     Raises PromptError, ApiError.
     """
-    how = how_of(service, request)
+    how = options_from_request(service, request)
     if request.logprobs is not None:
         how["logprobs"] = request.logprobs
         if request.echo:

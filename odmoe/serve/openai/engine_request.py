@@ -10,7 +10,7 @@ from odmoe.serve.api_error import ApiError
 if TYPE_CHECKING:
     from main_node.sampling import How, Sampling
     from odmoe.api.text_answer import TextAnswer
-    from odmoe.serve.answers import Make
+    from odmoe.serve.answers import AnswerFactory
     from odmoe.serve.openai.requests import AnswerRequest
     from odmoe.serve.service import Service
 
@@ -60,27 +60,27 @@ class EngineRequest:
                 code="invalid_value",
             )
 
-    def makes(self, service: Service) -> list[Make]:
-        """What begins each answer."""
+    def answer_factories(self, service: Service) -> list[AnswerFactory]:
+        """A function for each answer, which begins it."""
         return [self._make(service, index) for index in range(len(self.prompts) * self.n)]
 
-    def _make(self, service: Service, index: int) -> Make:
+    def _make(self, service: Service, index: int) -> AnswerFactory:
         def make() -> TextAnswer:
             how = self.how.copy()
-            how["sampling"] = varied(how["sampling"], index % self.n)
+            how["sampling"] = with_own_seed(how["sampling"], index % self.n)
             return service.model.answer(self.prompt_of(index), max(1, self.max_new_tokens), how, service.notify)
 
         return make
 
 
-def varied(sampling: Sampling, number: int) -> Sampling:
+def with_own_seed(sampling: Sampling, number: int) -> Sampling:
     """Of several answers to a prompt, each draws with a seed of its own."""
     if sampling.seed is None or not number:
         return sampling
     return replace(sampling, seed=(sampling.seed + number) % (1 << 63))
 
 
-def how_of(service: Service, request: AnswerRequest) -> How:
+def options_from_request(service: Service, request: AnswerRequest) -> How:
     """How to answer, as arguments of `Cluster.generate`. What the request does not say is as in the settings."""
     from main_node.sampling import Sampling
 

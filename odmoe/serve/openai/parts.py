@@ -10,7 +10,7 @@ from odmoe.api.text_answer import Piece
 
 if TYPE_CHECKING:
     from main_node.answer import Step
-    from odmoe.serve.answers import Got
+    from odmoe.serve.answers import AnswerEvent
 
 
 @dataclass(slots=True)
@@ -44,7 +44,7 @@ class Shape(Protocol):
         """The stream's last event, where it was asked for."""
 
 
-def parts_of(got: Iterable[Got]) -> list[Part]:
+def parts_of(got: Iterable[AnswerEvent]) -> list[Part]:
     """The parts, one a choice, in the order of the choices."""
     found: dict[int, Part] = {}
     for one in got:

@@ -121,8 +121,8 @@ class Strict(BaseModel):
         if not isinstance(given, dict):
             return given
         known = {field.alias or name for name, field in cls.model_fields.items()}
-        strangers = (name for name in given if name not in known)
-        kept = known.union(itertools.islice(strangers, 1))
+        unknown_names = (name for name in given if name not in known)
+        kept = known.union(itertools.islice(unknown_names, 1))
         return {name: given[name] for name in given if name in kept}
 
 
@@ -244,7 +244,7 @@ class ChatRequest(AnswerRequest):
             raise ValueError("tool_choice is neither auto nor none; that a tool is called cannot be forced")
         if None not in (self.max_tokens, self.max_completion_tokens):
             raise ValueError("max_tokens and max_completion_tokens are both given; give one of them")
-        if self.offered and self.response_format is not None and self.response_format.text is not None:
+        if self.offered_tools and self.response_format is not None and self.response_format.text is not None:
             raise ValueError(
                 f"tools are offered together with response_format {self.response_format.type}, and a call would not "
                 "follow it; leave one of them out, or give tool_choice none"
@@ -252,7 +252,7 @@ class ChatRequest(AnswerRequest):
         return self
 
     @property
-    def offered(self) -> list[dict[str, Any]]:
+    def offered_tools(self) -> list[dict[str, Any]]:
         """The tools that the model may call."""
         return self.tools if self.tool_choice == "auto" else []
 

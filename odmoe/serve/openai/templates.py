@@ -18,9 +18,9 @@ def chat_text(tokenizer: Any, request: ChatRequest) -> str:
     know what is asked."""
     _check_variables(tokenizer, request.chat_template_kwargs)
     text = _applied(tokenizer, request, [])
-    if not request.offered:
+    if not request.offered_tools:
         return text
-    with_tools = _applied(tokenizer, request, request.offered)
+    with_tools = _applied(tokenizer, request, request.offered_tools)
     if with_tools == text:
         raise ApiError(
             400, "the model's chat template knows no tools; leave them out", param="tools", code="unsupported_parameter"

@@ -96,7 +96,7 @@ class Measure:
         )
         if (count := params["requests"]) > 1:
             together = [prompt for prompt, _ in prompts[: count + 1]]
-            settings = settings.but(parallel=count)
+            settings = settings.replace(parallel=count)
             times = ask_together(self._kept, settings, together, params["tokens"], path)
         else:
             times = ask_here(self._kept, settings, prompts, path)

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from checkpoint.sharding.source import open_source
-from odmoe.commands.whole_model import load_whole
+from odmoe.commands.shared.whole_model import load_whole
 from odmoe.text import load_tokenizer
 from odmoe.training.observed_model import ObservedModel
 from scripts.lib.bench import model_flags, parse_model_flags

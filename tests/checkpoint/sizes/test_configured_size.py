@@ -176,7 +176,7 @@ def test_a_wrong_configuration_is_left_to_transformers() -> None:
 
 def test_plan_imports_neither_torch_nor_transformers() -> None:
     code = (
-        "import sys\nfrom odmoe.cli.main import run\n"
+        "import sys\nfrom odmoe.command_line import run\n"
         "sys.argv = 'odmoe plan -q -m models/demo-moe --workers 1 --slots 1 --shadow none'.split()\nrun()\n"
         "print([name for name in ('torch', 'transformers', 'numpy') if name in sys.modules], file=sys.stderr)"
     )

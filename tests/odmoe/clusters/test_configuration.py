@@ -183,7 +183,7 @@ def test_full_precision_where_every_expert_fits_in_full(
     """The demo model has 64 experts, and its store no other form yet."""
     store, settings = demo_store("float32"), Settings(model="demo", **given)
     found = with_precision(settings, store)
-    assert found.system_config == settings.but(precision=precision).system_config
+    assert found.system_config == settings.replace(precision=precision).system_config
     assert forms_needed(settings, store) == forms_of(found.system_config)
     assert with_precision(found, store).system_config == found.system_config
     if precision == "full":
@@ -200,7 +200,7 @@ def test_a_host_with_slots_of_its_own_loads_the_forms_that_the_core_asks_for(
     given = {"system": "fate", "cluster": "auto", "workers": 1, "slots": slots}
     found = configure(Settings(model="demo", **given), demo_forms)
     assert set(forms) <= set(forms_of(found.core.system))
-    on_host = resources(found.settings.but(slots=own), demo_forms)
+    on_host = resources(found.settings.replace(slots=own), demo_forms)
     assert (on_host.slots, on_host.forms) == (own, forms_of(found.core.system))
 
 
@@ -229,7 +229,7 @@ def test_a_cluster_of_unknown_size_cannot_be_started_to_keep_everything(demo_sto
     check_fits(settings, store)
     with pytest.raises(ConfigError, match="--cluster auto is not known here; give --workers or --slots"):
         configure(settings, store)
-    assert configure(settings.but(workers=4), store).resources.slots == 16
+    assert configure(settings.replace(workers=4), store).resources.slots == 16
 
 
 def test_too_few_slots_are_refused(demo_store: Callable[[str], Any]) -> None:

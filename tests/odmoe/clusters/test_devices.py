@@ -307,7 +307,7 @@ def test_a_device_that_is_not_there_is_refused_before_anything_is_loaded(
         EmbeddedCluster(settings(**given), store)
     with pytest.raises(ConfigError, match=f"^{named}"):
         check_devices(settings(**given))
-    check_devices(settings(**given).but(cluster="auto"))  # its nodes are elsewhere
+    check_devices(settings(**given).replace(cluster="auto"))  # its nodes are elsewhere
 
 
 @pytest.mark.skipif(torch.accelerator.is_available(), reason="there is an accelerator")

@@ -228,7 +228,7 @@ def test_the_text_is_shown_once(
     Dying.died = 0
 
     def start(settings: Settings, store: Any, say: Any) -> Any:
-        return Dying(settings.but(cluster="embedded", retry=0), store, say)
+        return Dying(settings.replace(cluster="embedded", retry=0), store, say)
 
     monkeypatch.setattr("odmoe.api.model.start_cluster", start)
     common = ["generate", "-m", str(demo), "-n", "16", "--shadow", "none", "--workers", "1", "--threads", "1", *flags]

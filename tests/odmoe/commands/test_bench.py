@@ -280,8 +280,8 @@ def test_wrong_usage_is_said_before_anything_is_measured(
 ) -> None:
     store = str(prepare_store(str(demo), None, None).path)
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
-    monkeypatch.setattr("odmoe.commands.bench.measure_disk", lambda *_: pytest.fail("the disk was measured"))
-    monkeypatch.setattr("odmoe.commands.bench.measure_link", lambda *_: pytest.fail("the link was measured"))
+    monkeypatch.setattr("odmoe.bench.loads.measure_disk", lambda *_: pytest.fail("the disk was measured"))
+    monkeypatch.setattr("odmoe.bench.link.measure_link", lambda *_: pytest.fail("the link was measured"))
     for args, kind, words in (
         (("--expert-bytes", "1"), "ConfigError", ["--expert-bytes is 1", "4KiB to 1GiB"]),
         (("--expert-bytes", "much"), "ConfigError", ["--expert-bytes is 'much'"]),

@@ -365,7 +365,7 @@ def test_a_wrong_path_is_answered_before_torch_is_there(tmp_path: Path) -> None:
     code = (
         "import sys\nsys.modules['torch'] = None\n"
         f"sys.argv = ['odmoe', 'plan', '-m', {str(tmp_path / 'none')!r}]\n"
-        "from odmoe.cli.main import run\nsys.exit(run())"
+        "from odmoe.command_line import run\nsys.exit(run())"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stdout) == (1, "")

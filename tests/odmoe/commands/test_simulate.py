@@ -76,7 +76,7 @@ def test_no_library_of_tensors_or_clusters_is_imported() -> None:
     program = (
         "import sys\n"
         "for name in ('torch', 'transformers', 'ray', 'grpc', 'numpy', 'safetensors'): sys.modules[name] = None\n"
-        "from odmoe.cli.main import main\n"
+        "from odmoe.command_line import main\n"
         "main()\n"
     )
     command = [sys.executable, "-c", program, "simulate", "--tokens", "3", "--json"]

@@ -140,7 +140,7 @@ def test_checksums_of_another_folder_stay(cli: CommandLine, bare: Path, tmp_path
 def test_what_cannot_be_is_said_before_the_model_is_loaded(
     cli: CommandLine, demo: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("odmoe.commands.train_predictor.load_whole", lambda *_: pytest.fail("the model was loaded"))
+    monkeypatch.setattr("odmoe.commands.shared.whole_model.load_whole", lambda *_: pytest.fail("the model was loaded"))
     one = tmp_path / "one.txt"
     one.write_text("Question: 1 + 1?")
     (tmp_path / "empty").mkdir()

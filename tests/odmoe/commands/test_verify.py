@@ -17,10 +17,10 @@ from checkpoint.manifest import seal
 from checkpoint.store import ExpertStore
 from main_node.choosing.chooser import Chooser
 from main_node.engine.device_layer import DeviceLayerWork
-from odmoe.commands.comparison import ROUNDING, Answer, Verdict, compare
+from odmoe.commands.shared.comparison import ROUNDING, Answer, Verdict, compare
+from odmoe.commands.shared.whole_model import SPARE, check_memory, checked_config, load_whole
+from odmoe.commands.texts.verify_text import as_text
 from odmoe.commands.verify import answer, reference
-from odmoe.commands.verify_text import as_text
-from odmoe.commands.whole_model import SPARE, check_memory, checked_config, load_whole
 from odmoe.stores import prepare_store
 from scheduler.errors import ConfigError, DoesNotFitError
 from support.devices.counted_device import Crossings
@@ -157,7 +157,7 @@ def test_roles_on_devices_that_round_differently_are_no_defect(
 def test_a_device_that_is_not_there_is_refused_before_the_model_is_loaded(
     cli: CommandLine, demo: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("odmoe.commands.verify.load_whole", lambda *_: pytest.fail("the model was loaded"))
+    monkeypatch.setattr("odmoe.commands.shared.whole_model.load_whole", lambda *_: pytest.fail("the model was loaded"))
     words = ["--main-device is 'xpu'", "which this machine does not have"]
     check_one_line(cli("verify", str(demo), PROMPT, *QUICK, "--main-device", "xpu"), 2, "ConfigError", words)
 
@@ -297,7 +297,7 @@ def test_memory_is_checked_for_the_dtype_of_the_store(
 ) -> None:
     """A float32 store of a bfloat16 checkpoint: Transformers is to load float32, too."""
     store = prepare_store(str(demo), str(tmp_path / "store"), "float32").path
-    monkeypatch.setattr("odmoe.commands.verify.load_whole", lambda *_: pytest.fail("the model was loaded"))
+    monkeypatch.setattr("odmoe.commands.shared.whole_model.load_whole", lambda *_: pytest.fail("the model was loaded"))
     weights = numbers_in(demo)
     monkeypatch.setattr("worker_node.loaders.slab.available_memory", lambda: weights * 2 + SPARE)
     answer = cli("verify", str(demo), PROMPT, *QUICK, "--store", str(store))
@@ -333,7 +333,7 @@ def test_it_makes_the_store_that_generate_would(
 def test_what_cannot_be_is_said_before_anything_is_loaded(
     cli: CommandLine, demo: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("odmoe.commands.verify.load_whole", lambda *_: pytest.fail("the model was loaded"))
+    monkeypatch.setattr("odmoe.commands.shared.whole_model.load_whole", lambda *_: pytest.fail("the model was loaded"))
     store = str(prepare_store(str(demo), None, None).path)
     model = str(demo)
     for args, code, kind, words in (

@@ -96,7 +96,7 @@ def test_a_host_has_a_device_of_its_own(tmp_path: Path) -> None:
         {},
     ]
     every = Settings(model="m", worker_device="cpu", main_device="cpu", shadow_device="cuda")
-    main, shadow, worker, other = (every.but(**host.settings) for host in found)
+    main, shadow, worker, other = (every.replace(**host.settings) for host in found)
     assert main.device_of("main") == "cuda:1"
     assert shadow.device_of("shadow") == "cpu"
     assert (worker.device_of("worker"), worker.loader_used) == ("cuda", "cuda")

@@ -46,7 +46,7 @@ def test_the_archive_holds_the_project_and_says_what_it_is(project: Path, tmp_pa
     assert found == packages | set(ship.FILES) | {"odmoe/profiles/a.yaml", "env.sh", "SHIPPED"}
     assert (there / "env.sh").read_text() == "# deploy/env.sh\n"
     assert (there / "SHIPPED").read_text().strip() == digest == code_digest()
-    assert ship.shipped(tmp_path / "new" / "code.tar.gz") == digest
+    assert ship.digest_in(tmp_path / "new" / "code.tar.gz") == digest
     for name in found - {"SHIPPED", "env.sh"}:
         assert (there / name).read_bytes() == (project / name).read_bytes()
 

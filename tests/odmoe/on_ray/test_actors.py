@@ -17,7 +17,7 @@ from odmoe.settings.settings import Settings
 from scheduler.errors import ConfigError, LaunchError, LinkError
 
 SETTINGS = Settings(model="m", cluster="local", shadow="none", threads=1, secret="s")
-RESOLVED = SETTINGS.but(precision="int4")
+RESOLVED = SETTINGS.replace(precision="int4")
 """With the precision in effect."""
 
 
@@ -127,7 +127,7 @@ def test_a_stop_in_the_middle_of_a_start_ends_it(world: World, main: Main, monke
 
 
 def test_off_loopback_without_secret_and_certificate_no_node_is_begun(world: World) -> None:
-    made = Main(SETTINGS.but(host="192.0.2.1"), "store")
+    made = Main(SETTINGS.replace(host="192.0.2.1"), "store")
     with pytest.raises(ConfigError, match=r"192\.0\.2\.1 is not a loopback address: a certificate is needed"):
         made.start()
     assert world.fleets == []
@@ -149,7 +149,7 @@ def test_up_again_finds_nothing_to_change_where_a_host_has_a_device(
     monkeypatch.setattr(actors, "hosts_of_launcher", lambda: hosts)
     monkeypatch.setattr(actors, "own_host", lambda settings: "127.0.0.1")
     monkeypatch.setattr("odmoe.clusters.devices.find_device", lambda name, setting: torch.device(name, 0))
-    given = SETTINGS.but(cluster="auto")
+    given = SETTINGS.replace(cluster="auto")
     made = Main(given, "store")
     made.start()
     assert world.settings.device_of("main") == (device or "auto")

@@ -39,7 +39,7 @@ def test_a_ray_cluster_that_is_too_small(role: str, ray: PretendedRay) -> None:
         RayCluster(JOINED, store())
     if role == "shadow_node":
         with pytest.raises(MadeError):
-            RayCluster(JOINED.but(shadow="none"), store())
+            RayCluster(JOINED.replace(shadow="none"), store())
 
 
 @pytest.mark.parametrize("replace", [False, True])

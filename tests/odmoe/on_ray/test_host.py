@@ -12,7 +12,7 @@ import grpc
 import pytest
 
 from odmoe.on_ray import host as ray_host
-from odmoe.on_ray.host import check_reachable, check_running, check_token, warn_of_strangers
+from odmoe.on_ray.host import check_reachable, check_running, check_token, warn_if_no_token
 from scheduler.errors import LaunchError
 
 
@@ -33,7 +33,7 @@ def test_joining_without_a_token_is_said(
     monkeypatch.delenv("RAY_AUTH_MODE", raising=False)
     if mode is not None:
         monkeypatch.setenv("RAY_AUTH_MODE", mode)
-    warn_of_strangers(address)
+    warn_if_no_token(address)
     assert ("joined without a token" in caplog.text) == warned
     assert (address in caplog.text) == warned
     assert len(caplog.records) == warned

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from odmoe.machines.cluster_file import read_hosts
-from odmoe.on_ray.seats import Seat, group_size, hosts_of_launcher, offered
+from odmoe.on_ray.seats import Seat, group_size, hosts_of_launcher, seats_of_role
 
 
 def node(address: str, alive: bool = True, **resources: float) -> dict[str, Any]:
@@ -26,25 +26,25 @@ def test_in_the_order_of_the_file_then_by_address() -> None:
         node("10.0.0.1", main_node=1),
         node("10.0.0.4", alive=False, worker_node=1),
     ]
-    seats = offered(nodes, "worker_node", ["10.0.0.10"])
+    seats = seats_of_role(nodes, "worker_node", ["10.0.0.10"])
     assert [(seat.address, seat.place) for seat in seats] == [
         ("10.0.0.10", 0),
         ("10.0.0.3", 0),
         ("10.0.0.3", 1),
         ("10.0.0.9", 0),
     ]
-    assert offered(nodes, "shadow_node") == []
+    assert seats_of_role(nodes, "shadow_node") == []
 
 
 def test_a_host_that_died_and_came_back_offers_once() -> None:
     """Ray lists both: the one that is dead, and the one that it is now."""
     nodes = [node("10.0.0.2", alive=False, worker_node=1), node("10.0.0.2", worker_node=1)]
-    assert offered(nodes, "worker_node") == [Seat("worker_node", "10.0.0.2")]
+    assert seats_of_role(nodes, "worker_node") == [Seat("worker_node", "10.0.0.2")]
 
 
 @given(st.lists(st.tuples(st.integers(1, 250), st.integers(0, 3)), unique_by=lambda pair: pair[0]))
 def test_every_unit_is_a_seat_of_its_own(hosts: list[tuple[int, int]]) -> None:
-    seats = offered([node(f"10.1.0.{n}", worker_node=k) for n, k in hosts], "worker_node")
+    seats = seats_of_role([node(f"10.1.0.{n}", worker_node=k) for n, k in hosts], "worker_node")
     assert len(seats) == sum(k for _, k in hosts)
     assert len({seat.name for seat in seats}) == len(seats)
 

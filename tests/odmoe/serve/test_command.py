@@ -1,5 +1,5 @@
 """`odmoe serve`: its settings, and a process of it from its start to its end by a signal. More of these:
-tests/system/cli."""
+tests/system/commands."""
 
 from __future__ import annotations
 

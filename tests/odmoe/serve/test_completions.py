@@ -366,7 +366,7 @@ def test_whoever_runs_the_service_is_told_of_retries() -> None:
     told = object()
     service: Any = SimpleNamespace(model=SimpleNamespace(answer=lambda *given: given), notify=told)
     how: Any = {"sampling": Sampling(seed=4)}
-    found = [make() for make in EngineRequest([[1], [2]], 2, 0, how).makes(service)]
+    found = [make() for make in EngineRequest([[1], [2]], 2, 0, how).answer_factories(service)]
     assert [(prompt, most, given["sampling"].seed) for prompt, most, given, _ in found] == [
         ([1], 1, 4),
         ([1], 1, 5),

@@ -63,17 +63,17 @@ class World:
     def answer(self, cluster: ServedCluster, prompt: list[int]) -> None:
         """As the service counts it."""
         asked = last = time.perf_counter()
-        self.metrics.began()
+        self.metrics.on_begun()
         for count, step in enumerate(cluster.main.generate(prompt, TOKENS, ignore_eos=True)):
             if step.report is not None:
                 self.reports.append(step.report)
-                self.metrics.ended(step.report.finish, step.report)
+                self.metrics.on_ended(step.report.finish, step.report)
                 continue
             now = time.perf_counter()
             if count:
-                self.metrics.next_token(now - last)
+                self.metrics.on_next_token(now - last)
             else:
-                self.metrics.first_token(now - asked)
+                self.metrics.on_first_token(now - asked)
             last = now
 
     def ask(self, expression: str) -> Value:
@@ -90,13 +90,13 @@ def world(demo_store: Callable[[str], Any], shadow_model: Callable[[str], Any]) 
         patch.setattr("main_node.node.DRAIN_S", 0.2)  # drafts overtake the shadow, which is waited for then
         try:
             found.metrics = Metrics(SimpleNamespace(figures=lambda: figures_of(cluster.main)))  # type: ignore[arg-type]
-            found.metrics.refused("queue_full")
+            found.metrics.on_refused("queue_full")
             found.scrape()
             drafting, cluster.main.drafting = cluster.main.drafting, Drafting(None)
             found.answer(cluster, list(range(5, 45)))
             cluster.main.drafting = drafting
             found.answer(cluster, LISTED)
-            found.metrics.refused("queue_full")
+            found.metrics.on_refused("queue_full")
             found.metrics.watch(lambda: 3, lambda: 1)
             found.scrape()
             yield found

@@ -15,7 +15,7 @@ import pytest
 
 from odmoe.api.model import OpenedModel
 from odmoe.serve import under_way
-from odmoe.serve.connection import Patience
+from odmoe.serve.connection import ClientLimits
 from support.machines.gated_answers import begun, gated
 from support.machines.http_service import WAIT_S, Served, is_idle, request_bytes, serving, until
 
@@ -132,9 +132,12 @@ def test_a_client_that_does_not_read_holds_no_drain_up(
     model: Model, endless: None, monkeypatch: pytest.MonkeyPatch, read_s: float, stops: int
 ) -> None:
     monkeypatch.setattr(under_way, "GIVEN_UP_S", 0.1)
-    with serving(model, patience=Patience(read_s=read_s)) as served, socket.create_connection(served.address) as client:
+    with (
+        serving(model, client_limits=ClientLimits(read_s=read_s)) as served,
+        socket.create_connection(served.address) as client,
+    ):
         client.sendall(request_bytes(served, ASK | {"stream": True}))
-        until(lambda: served.service.desk.taken == 1)
+        until(lambda: served.service.answer_pool.taken == 1)
         stopped(served, stops)
         assert ended(served) == [0]
         until(lambda: is_idle(served))

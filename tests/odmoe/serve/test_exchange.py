@@ -13,7 +13,7 @@ import pytest
 from main_node.answer import Step
 from odmoe.api.text_answer import Piece
 from odmoe.serve.access_log import Record
-from odmoe.serve.answers import Desk
+from odmoe.serve.answers import AnswerPool
 from odmoe.serve.api_error import ApiError
 from odmoe.serve.exchange import Exchange
 from scheduler.errors import MainNodeLostError
@@ -54,14 +54,14 @@ class World:
         self.answers = answers
         self.ended: list[str] = []
         meter = SimpleNamespace(
-            began=lambda: None,
-            first_token=lambda s: None,
-            next_token=lambda s: None,
-            ended=lambda finish, report: self.ended.append(finish),
+            on_begun=lambda: None,
+            on_first_token=lambda s: None,
+            on_next_token=lambda s: None,
+            on_ended=lambda finish, report: self.ended.append(finish),
         )
-        self.desk = Desk(len(answers), 0)
-        service: Any = SimpleNamespace(desk=self.desk, meter=meter, count=lambda: None)
-        asked: Any = SimpleNamespace(makes=lambda service: [lambda one=one: one for one in answers])
+        self.answer_pool = AnswerPool(len(answers), 0)
+        service: Any = SimpleNamespace(answer_pool=self.answer_pool, meter=meter, count=lambda: None)
+        asked: Any = SimpleNamespace(answer_factories=lambda service: [lambda one=one: one for one in answers])
         self.record = Record("id", "POST", "/v1/completions")
         self.exchange = Exchange(service, self.record, asked)
         for one in answers:
@@ -75,7 +75,7 @@ class World:
 
     def close(self) -> None:
         self.exchange.close()
-        until(lambda: self.desk.taken == 0)
+        until(lambda: self.answer_pool.taken == 0)
 
 
 def test_an_answer_whose_last_tokens_have_come_is_whole_though_it_is_stopped() -> None:

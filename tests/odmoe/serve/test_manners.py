@@ -63,7 +63,7 @@ def test_clients_that_vanish(served: Served) -> None:
     until(lambda: len(served.lines) >= lines + 20)
     until(lambda: is_idle(served))
     until(lambda: not strangers(threads))
-    assert pool_threads() - pools <= served.service.desk.places
+    assert pool_threads() - pools <= served.service.answer_pool.places
     assert served.client().completions.create(**ASK, max_tokens=2).choices[0].text
 
 
@@ -86,7 +86,7 @@ def test_a_full_queue(served: Served) -> None:
         waiting = [threading.Thread(target=create, kwargs=ASK | {"max_tokens": 1}) for _ in range(2)]
         for one in waiting:
             one.start()
-        until(lambda: served.service.desk.taken == 4)
+        until(lambda: served.service.answer_pool.taken == 4)
         with pytest.raises(openai.RateLimitError, match="the queue is full") as found:
             served.client().completions.create(**ASK)
         assert (found.value.code, found.value.type) == ("queue_full", "rate_limit_error")

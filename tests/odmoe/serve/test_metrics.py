@@ -154,14 +154,14 @@ def test_counters_never_fall(cluster: EmbeddedCluster, reference: Any) -> None:
 def test_what_is_counted_of_requests() -> None:
     metrics = Metrics(Failing())  # type: ignore[arg-type]
     for _ in range(3):
-        metrics.began()
-    metrics.refused("queue_full")
-    metrics.first_token(0.2)
-    metrics.first_token(700.0)
-    metrics.next_token(0.03)
-    metrics.ended("stop", SimpleNamespace(exact=True))  # type: ignore[arg-type]
-    metrics.ended("stop", SimpleNamespace(exact=False))  # type: ignore[arg-type]
-    metrics.ended("cancelled", None)
+        metrics.on_begun()
+    metrics.on_refused("queue_full")
+    metrics.on_first_token(0.2)
+    metrics.on_first_token(700.0)
+    metrics.on_next_token(0.03)
+    metrics.on_ended("stop", SimpleNamespace(exact=True))  # type: ignore[arg-type]
+    metrics.on_ended("stop", SimpleNamespace(exact=False))  # type: ignore[arg-type]
+    metrics.on_ended("cancelled", None)
     metrics.watch(lambda: 4, lambda: 2)
     found = Scrape(metrics)
     assert found.of("odmoe_answers_total", finish="stop") == 2
@@ -200,7 +200,7 @@ def test_every_end_and_every_refusal_is_there_before_it_happens() -> None:
 
 def test_a_cluster_that_is_gone_costs_its_own_figures_alone(caplog: pytest.LogCaptureFixture) -> None:
     metrics = Metrics(Failing())  # type: ignore[arg-type]
-    metrics.began()
+    metrics.on_begun()
     for _ in range(2):
         found = Scrape(metrics)
         assert (found["odmoe_up"], found["odmoe_answers_begun_total"]) == (0, 1)

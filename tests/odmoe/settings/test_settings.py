@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from odmoe.settings import settings as module
-from odmoe.settings.settings import CLUSTERS, DTYPES, KERNELS, LOADERS, SHADOWS, Settings
+from odmoe.settings.declarations import CLUSTERS, DTYPES, KERNELS, LOADERS, SHADOWS
+from odmoe.settings.settings import Settings
 from scheduler.alignment import Alignment
 from scheduler.errors import ConfigError
 
@@ -90,7 +91,7 @@ def test_threads(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_no_library_is_imported() -> None:
     """A wrong flag answers at once."""
     heavy = {"torch", "transformers", "ray", "matplotlib"}
-    code = f"import sys, odmoe.cli.main, odmoe.settings.settings; sys.exit(bool({heavy} & set(sys.modules)))"
+    code = f"import sys, odmoe.command_line, odmoe.settings.settings; sys.exit(bool({heavy} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", code], check=False, timeout=60).returncode == 0
 
 

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from odmoe.settings.settings import Settings
-from odmoe.settings.sources import dump, effective, merged, read_file
+from odmoe.settings.sources import dump, effective, merge_sources, read_file
 from scheduler.errors import ConfigError
 from scheduler.policies.systems import SYSTEMS
 from support.machines.cli import CommandLine
@@ -233,11 +233,11 @@ GIVEN: dict[str, st.SearchStrategy[Any]] = {
 def test_what_config_prints_says_the_same_again(values: dict[str, Any]) -> None:
     import tempfile
 
-    found = merged(values, None, {"XDG_CONFIG_HOME": "/nonexistent"})
+    found = merge_sources(values, None, {"XDG_CONFIG_HOME": "/nonexistent"})
     with tempfile.NamedTemporaryFile("w", suffix=".yaml") as file:
         file.write(dump(found))
         file.flush()
-        assert merged({}, file.name, {}).settings == found.settings
+        assert merge_sources({}, file.name, {}).settings == found.settings
 
 
 def test_printed_lines_are_yaml_with_their_origin(cli: CommandLine, tmp_path: Path) -> None:
@@ -299,7 +299,7 @@ def test_what_is_as_specific_as_the_choice_is_refused(
 
 
 def test_a_printed_configuration_serves_any_system(tmp_path: Path) -> None:
-    file = file_of(tmp_path, dump(merged({}, None, {})))
+    file = file_of(tmp_path, dump(merge_sources({}, None, {})))
     for name in SYSTEMS:
         found = effective({"system": name}, file, {})
         assert found.settings == effective({"system": name}, None, {}).settings

@@ -10,7 +10,7 @@ from dataclasses import fields
 
 import pytest
 
-from odmoe.on_ray.cluster import SERVED
+from odmoe.settings.derived import FIXED_WHILE_RUNNING
 from odmoe.settings.settings import Settings
 from odmoe.settings.simulate_settings import SimulateSettings
 from odmoe.settings.system_settings import CHOSEN
@@ -34,10 +34,10 @@ from scheduler.policies import registry
 registry.CHOICES["dice"] = {name: registry.Choice(name, lambda shape, c: c) for name in ("six", "twelve")}
 
 import click.testing, contextlib, io
-from odmoe.cli.main import app
+from odmoe.command_line import app
 from odmoe.api.records import about
 from odmoe.commands.generate import Job
-from odmoe.on_ray.cluster import SERVED
+from odmoe.settings.derived import FIXED_WHILE_RUNNING
 from odmoe.settings.settings import Settings
 from scheduler.eventlog.recording import Recorder
 from scheduler.policies.system_config import CoreConfig
@@ -58,7 +58,7 @@ print(json.dumps({
     "settings": settings.system_config.dice,
     "trace": about(settings, 1)["dice"],
     "report": Job(settings, settings, None).system,
-    "served": "dice" in SERVED,
+    "fixed": "dice" in FIXED_WHILE_RUNNING,
     "recorded": b"dice" in log and b"twelve" in log,
     "config": printed("config", "--dice", "twelve"),
     "simulate": json.loads(printed("simulate", "--tokens", "2", "--json", "--dice", "twelve"))["dice"],
@@ -79,7 +79,7 @@ def test_another_choice_takes_its_declaration_and_the_registry_alone() -> None:
     found = json.loads(done.stdout)
     assert found["settings"] == found["trace"] == found["simulate"] == "twelve"
     assert found["report"] == "od-moe + dice twelve"
-    assert found["served"]
+    assert found["fixed"]
     assert found["recorded"]
     assert "dice: twelve  # --dice\n" in found["config"]
     assert "--dice: order in which dice are rolled\n  six " in found["systems"]
@@ -90,7 +90,7 @@ def test_another_choice_takes_its_declaration_and_the_registry_alone() -> None:
 def test_every_list_is_that_of_the_declaration() -> None:
     names = [field.name for field in fields(SystemConfig)]
     assert list(CHOSEN) == names
-    assert set(names) <= set(Settings.model_fields) & set(SimulateSettings.model_fields) & set(SERVED)
+    assert set(names) <= set(Settings.model_fields) & set(SimulateSettings.model_fields) & set(FIXED_WHILE_RUNNING)
     for name in CHOICES:
         assert Settings.model_fields[name].default == getattr(SystemConfig(), name)
     assert Settings().system_config == SystemConfig() == SYSTEMS["od-moe"].config

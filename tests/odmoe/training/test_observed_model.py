@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from odmoe.commands.whole_model import load_whole
+from odmoe.commands.shared.whole_model import load_whole
 from odmoe.text import load_tokenizer
 from odmoe.training.observed_model import ObservedModel
 from support.models.checkpoints import build

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from odmoe.commands.whole_model import load_whole
+from odmoe.commands.shared.whole_model import load_whole
 from scripts.peers.engine_process import EngineFailed, EngineProcess
 from scripts.peers.engines import EAGER, Eager, Engine, forced_task
 from scripts.peers.groups import Refused, find_groups

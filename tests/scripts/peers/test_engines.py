@@ -8,7 +8,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from odmoe.commands.whole_model import load_whole
+from odmoe.commands.shared.whole_model import load_whole
 from odmoe.stores import prepare_store
 from scripts.lib.peers import offloaded_model, prepare_offload
 from scripts.peers import checkpoints

@@ -30,7 +30,7 @@ class Nodes:
         self._stack = ExitStack()
 
     def node(self, role: Any, number: int, store: Path | None = None, **settings: Any) -> NodeProcess:
-        return NodeProcess(role, number, self.settings.but(**settings), store or self.store.path)
+        return NodeProcess(role, number, self.settings.replace(**settings), store or self.store.path)
 
     @property
     def all(self) -> list[NodeProcess]:
@@ -39,7 +39,7 @@ class Nodes:
     def cluster(self, shadow: bool = False, relays: list[Relay] | None = None, **settings: Any) -> GrpcCluster:
         """A main node; `mend` closes it. `relays`: links to the workers."""
         made = GrpcCluster(
-            self.settings.but(**settings),
+            self.settings.replace(**settings),
             self.store,
             [end.address for end in relays or self.workers],
             self.shadow.address if shadow else None,

@@ -42,7 +42,7 @@ class CommandLine:
     ) -> Result:
         """`stdin`: None is a terminal at which nobody types. `tty`: standard error is a terminal. `stdout`: another
         stream to write the answer to; the result's `out` is empty then."""
-        from odmoe.cli.main import run
+        from odmoe.command_line import run
 
         out, err = Screen(), Screen(tty=tty)
         with pytest.MonkeyPatch.context() as patch:

@@ -19,7 +19,7 @@ from support.paths import DEMO
 if TYPE_CHECKING:
     from openai import OpenAI
 
-    from odmoe.serve.connection import Patience
+    from odmoe.serve.connection import ClientLimits
     from odmoe.serve.lifetime import HttpServer
     from odmoe.serve.service import Service
 
@@ -70,7 +70,7 @@ def is_idle(served: Served) -> bool:
     """Nothing is left of any request, here or in the engine."""
     figures = served.service.model.cluster.figures()
     main: Any = served.service.model.cluster.main  # type: ignore[attr-defined]
-    left = (figures.answered, figures.waiting, served.service.desk.taken, len(served.service.under_way))
+    left = (figures.answered, figures.waiting, served.service.answer_pool.taken, len(served.service.under_way))
     return left == (0, 0, 0, 0) and main.engine.idle()
 
 
@@ -93,7 +93,9 @@ def demo_model(store: Any, **settings: Any) -> Iterator[Model]:
 
 
 @contextmanager
-def serving(model: Model, keys: tuple[str, ...] = (), patience: Patience | None = None, **own: Any) -> Iterator[Served]:
+def serving(
+    model: Model, keys: tuple[str, ...] = (), client_limits: ClientLimits | None = None, **own: Any
+) -> Iterator[Served]:
     """`own`: of `ServeSettings`."""
     from odmoe.serve.app import Access, make_app
     from odmoe.serve.lifetime import HttpServer
@@ -104,7 +106,7 @@ def serving(model: Model, keys: tuple[str, ...] = (), patience: Patience | None 
     lines: list[str] = []
     app = make_app(service, Access(keys, settings.cors_origin, lines.append, settings.log_format))
     with socket.create_server(("127.0.0.1", 0)) as listening:
-        server = HttpServer(app, service, listening, settings.drain_timeout, patience=patience)
+        server = HttpServer(app, service, listening, settings.drain_timeout, client_limits=client_limits)
         served = Served(service, server, listening.getsockname(), lines)
         thread = threading.Thread(target=lambda: served.code.append(server.run()), daemon=True)
         thread.start()

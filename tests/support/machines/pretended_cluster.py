@@ -35,7 +35,7 @@ for home in {homes}:
     if sys.argv[1] == "up":
         shutil.copy(sys.argv[-1], home + "/ray_bootstrap_config.yaml")
         subprocess.run("cd $H/odmoe && mkdir -p code && tar -xzf {archive} -C code && "
-                       "cp {at_head} code/odmoe/cli/at_head.py", shell=True, check=True, env=dict(os.environ, H=home))
+                       "cp {at_head} code/odmoe/at_head.py", shell=True, check=True, env=dict(os.environ, H=home))
         subprocess.Popen(["sleep", "300"], env=dict(os.environ, RAY_AUTH_TOKEN_PATH=keys), start_new_session=True,
                          stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 """

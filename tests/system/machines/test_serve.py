@@ -25,11 +25,11 @@ pytestmark = pytest.mark.system
 
 AT_HEAD = """
 import os, sys
-from odmoe.cli import at_head
-from odmoe.settings.sources import merged
+from odmoe import at_head
+from odmoe.settings.sources import merge_sources
 nodes = {"cluster": "embedded", "model": %r, "shadow": "none", "workers": 2, "threads": 1}
 at_head.prepare_ray = lambda cluster: None
-at_head.settings_here = lambda given: merged({**given, **nodes}).settings
+at_head.settings_here = lambda given: merge_sources({**given, **nodes}).settings
 print("a line of a library", flush=True)
 try:
     code = at_head.main()

@@ -172,9 +172,9 @@ def test_another_file_of_the_same_hosts_changes_nothing(
     before = contents(world)
     with monkeypatch.context() as patch:
         file = other_cluster(world, patch)
-        settings = world.settings.but(cluster=str(file))
+        settings = world.settings.replace(cluster=str(file))
         with pytest.raises(CheckpointError):
-            up(file, settings.but(model=str(world.base / "none")), world.terminal)
+            up(file, settings.replace(model=str(world.base / "none")), world.terminal)
         with pytest.raises(LaunchError, match="4 of 4 hosts not fit"):
             up(file, settings, world.terminal)
         owner = f"it belongs to the cluster odmoe-test of {launcher()} ({world.file})"
@@ -199,7 +199,7 @@ def test_hosts_are_taken_over_only_when_asked_for(world: PretendedCluster, monke
     with monkeypatch.context() as patch:
         file = other_cluster(world, patch)
         code_archive(cluster_dir("office") / "code.tar.gz")  # the double of `ray up` writes the first cluster's
-        up(file, world.settings.but(cluster=str(file)), world.terminal, take_over=True)
+        up(file, world.settings.replace(cluster=str(file)), world.terminal, take_over=True)
     assert f"main (127.0.99.1): taken from the cluster odmoe-test of {launcher()}" in world.stderr()
     assert all(contents(world)[path] != content for path, content in before.items() if path.endswith("ray_token"))
     with pytest.raises(LaunchError, match="4 of 4 hosts belong to another cluster"):
@@ -262,7 +262,7 @@ def test_an_up_that_fails_before_ray_leaves_what_runs(world: PretendedCluster) -
         ({"predictor": "token-wise"}, ConfigError),
     ):
         with pytest.raises(kind):
-            up(world.file, world.settings.but(**changes), world.terminal)
+            up(world.file, world.settings.replace(**changes), world.terminal)
     world.hosts.give_old_python(2)
     with pytest.raises(LaunchError, match="1 of 4 hosts not fit: worker-0"):
         up(world.file, world.settings, world.terminal)
@@ -299,7 +299,7 @@ def test_a_store_named_by_where_one_stands(world: PretendedCluster, monkeypatch:
     other = world.home(1) / "odmoe" / "stores" / "other"
     other.mkdir(parents=True)
     monkeypatch.chdir(world.store)
-    up(world.file, world.settings.but(model="."), world.terminal)
+    up(world.file, world.settings.replace(model="."), world.terminal)
     assert other.is_dir()
     assert world.requests()[0][0]["store"] == "~/odmoe/stores/tiny"
 

@@ -1,4 +1,4 @@
-"""Clients that go away, and many of them. What signals do: tests/odmoe/cli/test_interrupted.py and test_process.py."""
+"""Clients that go away, and many of them. What signals do: tests/odmoe/commands/shared/test_{interrupted,process}.py"""
 
 from __future__ import annotations
 

@@ -92,8 +92,8 @@ def test_no_room_for_an_expert_names_every_share(store: Any) -> None:
     tight = budget_of(settings, store)
     assert tight is not None
     with pytest.raises(ConfigError, match=r"one expert for each of 1 worker 0\.7 MB"):
-        configure(settings.but(memory=str(tight.total - tight.left + EXPERT - 1)), store)
-    assert resources(settings.but(memory=str(tight.total - tight.left + EXPERT)), store).slots == 1
+        configure(settings.replace(memory=str(tight.total - tight.left + EXPERT - 1)), store)
+    assert resources(settings.replace(memory=str(tight.total - tight.left + EXPERT)), store).slots == 1
 
 
 def test_smaller_forms_have_their_restoring_counted(demo_store: Callable[[str], Any], embedded: Any) -> None:
@@ -143,4 +143,4 @@ def test_what_does_not_go_with_it_is_refused(values: dict[str, Any], says: str) 
 def test_a_budget_for_everything_needs_no_smaller_form(store: Any) -> None:
     everything = settings_of(memory="60MB", system="fate")
     assert with_precision(everything, store).precision == "full"
-    assert with_precision(everything.but(memory="30MB"), store).precision == "popular"
+    assert with_precision(everything.replace(memory="30MB"), store).precision == "popular"

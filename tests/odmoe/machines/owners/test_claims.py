@@ -15,7 +15,7 @@ import pytest
 from odmoe.machines.cluster_file import ClusterFile
 from odmoe.machines.owners import claims as module
 from odmoe.machines.owners.claims import Claims, check_owner_command
-from odmoe.machines.owners.ownership import described, faults, other_owner, same_machine
+from odmoe.machines.owners.ownership import describe_owner, faults, other_owner, same_machine
 from odmoe.machines.preflight import probe, stop_processes
 from scheduler.errors import HostError
 from support.machines.local_hosts import LocalSsh
@@ -43,7 +43,7 @@ def test_a_host_says_whose_it_is(ssh: LocalSsh, lab: ClusterFile) -> None:
     assert owner(ssh, "127.0.9.2") == found | {"launching": False}
     facts = probe(ssh, lab.hosts[1])
     assert other_owner(facts, LAB) is None
-    text = described(other_owner(facts, OFFICE) or {})
+    text = describe_owner(other_owner(facts, OFFICE) or {})
     assert re.fullmatch(rf"the cluster lab of \S+@\S+ \({lab.path}\), since \d{{4}}-\d\d-\d\d \d\d:\d\d UTC", text)
 
 
@@ -149,7 +149,7 @@ def test_a_cluster_without_a_claim_is_known_by_its_token(ssh: LocalSsh, lab: Clu
     (keys / "ray_token").write_text("another's")
     assert other_owner(probe(ssh, lab.hosts[0]), LAB) is None  # nothing runs
     start("127.0.9.1", "raylet")
-    assert "a cluster that has left no name" in described(other_owner(probe(ssh, lab.hosts[0]), LAB) or {})
+    assert "a cluster that has left no name" in describe_owner(other_owner(probe(ssh, lab.hosts[0]), LAB) or {})
     _, failed = Claims(lab, LAB).make(ssh, "mixtral", take_over=False)
     assert list(failed) == ["127.0.9.1"]
 

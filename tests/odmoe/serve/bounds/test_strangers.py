@@ -17,7 +17,7 @@ import httpx2
 import pytest
 
 from odmoe.serve.bounds import listening
-from odmoe.serve.connection import Patience
+from odmoe.serve.connection import ClientLimits
 from support.machines.gated_answers import begun, gated
 from support.machines.http_service import WAIT_S, Served, is_idle, request_bytes, serving, until
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 KEY = "a-key-that-is-long-enough"
 ASK: dict[str, Any] = {"model": "demo-moe", "prompt": "Natalia", "max_tokens": 2}
-FEW = Patience(connections=20, address_connections=12)
+FEW = ClientLimits(connections=20, address_connections=12)
 
 
 def held(served: Served) -> int:
@@ -57,7 +57,7 @@ TLS = b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03"
 @pytest.mark.parametrize("sent", [SILENT, HALF, BODY, KEPT, TLS], ids=["silent", "half", "body", "kept", "tls"])
 @pytest.mark.parametrize("addresses", [1, 50])
 def test_many_more_than_there_are_places_for(model: Model, sent: bytes, addresses: int) -> None:
-    with serving(model, patience=FEW) as served, ExitStack() as stack:
+    with serving(model, client_limits=FEW) as served, ExitStack() as stack:
         for number in range(100):
             one = stack.enter_context(connected(served, f"127.0.0.{number % addresses + 1}"))
             with contextlib.suppress(OSError):
@@ -80,7 +80,8 @@ def test_without_the_key(model: Model) -> None:
 def test_who_does_not_read_gives_way_too(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each has asked so often that the answers fill every buffer."""
     whole = KEPT * 20_000
-    with serving(model, patience=replace(FEW, connections=4, address_connections=4)) as served, ExitStack() as stack:
+    four = replace(FEW, connections=4, address_connections=4)
+    with serving(model, client_limits=four) as served, ExitStack() as stack:
         for _ in range(4):
             one = stack.enter_context(connected(served))
             one.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
@@ -94,7 +95,7 @@ def test_who_does_not_read_gives_way_too(model: Model, monkeypatch: pytest.Monke
 def test_watchers_have_a_place_of_their_own(model: Model) -> None:
     """Where every connection has an answer under way."""
     most = 3
-    with gated() as gate, serving(model, patience=Patience(connections=most)) as served, ExitStack() as stack:
+    with gated() as gate, serving(model, client_limits=ClientLimits(connections=most)) as served, ExitStack() as stack:
         streams = [begun(served, gate) for _ in range(most)]
         for stream in streams:
             stack.callback(stream.close)
@@ -122,8 +123,8 @@ def reset(one: socket.socket) -> None:
 
 def test_resets_at_every_moment(model: Model, caplog: pytest.LogCaptureFixture) -> None:
     """None of them leaves a line of the server itself, or anything under way."""
-    patience = replace(FEW, headers_s=0.05, farewell_s=0.05)
-    with caplog.at_level(logging.WARNING), serving(model, patience=patience) as served:
+    client_limits = replace(FEW, headers_s=0.05, farewell_s=0.05)
+    with caplog.at_level(logging.WARNING), serving(model, client_limits=client_limits) as served:
         whole = request_bytes(served, ASK | {"stream": True, "max_tokens": 50})
         chunked = b"POST /v1/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nTransfer-Encoding: chunked\r\n\r\n"
         for number, sent in enumerate(
@@ -150,7 +151,7 @@ def test_what_is_no_http_is_told_so(served: Served) -> None:
 
 
 def test_a_request_in_tiny_chunks(model: Model) -> None:
-    with serving(model, patience=Patience(parsing_s=0.2)) as served, connected(served) as one:
+    with serving(model, client_limits=ClientLimits(parsing_s=0.2)) as served, connected(served) as one:
         one.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nTransfer-Encoding: chunked\r\n\r\n")
         with contextlib.suppress(OSError):  # a reset, or a broken pipe
             for _ in range(400):

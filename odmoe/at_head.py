@@ -1,0 +1,121 @@
+"""`python -m odmoe.at_head` runs on the main host and carries out one request of the launching machine, a JSON
+line."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import queue
+import signal
+import sys
+import threading
+import time
+from typing import Any
+
+from odmoe.clusters.process import prepare_process, prepare_ray
+from odmoe.commands.shared.exit import outcome
+from odmoe.machines.head import SILENT_S, STOP
+from odmoe.settings.derived import OUTPUT_FILES
+from odmoe.settings.settings import Settings
+from odmoe.settings.sources import merge_sources
+
+AGAIN_S = 1.0
+"""Between the interrupts of a service that is to end at once."""
+
+
+def settings_here(given: dict[str, Any]) -> Settings:
+    """The launching machine's settings, with directories and ports from this host's environment."""
+    return merge_sources(given).settings
+
+
+def _generate(request: dict[str, Any]) -> int:
+    """Answer the prompts of a request, as `odmoe.commands.over_ssh.generate` writes it. Returns the exit code."""
+
+    def work() -> int:
+        from odmoe.commands.generate import run_generate
+        from odmoe.terminal import Output
+
+        given = request["settings"]
+        given |= {name: os.path.expanduser(given[name]) for name in OUTPUT_FILES if name in given}
+        settings = settings_here({**given, "cluster": "auto"})
+        output = Output(**request["output"])
+        run_generate(settings, request["prompts"], output, request["listed"], request.get("cluster_name"))
+        return 0
+
+    return outcome(work, bool(request["output"]["json"]))
+
+
+def _serve(request: dict[str, Any]) -> int:
+    """Serve as `odmoe.commands.over_ssh.serve` asks for, to this host alone. Says on standard output where, in a JSON
+    line. Returns the exit code."""
+
+    def announce(name: str, address: tuple[str, int]) -> None:
+        print(json.dumps({"name": name, "port": address[1]}), flush=True)
+
+    def work() -> int:
+        from odmoe.serve.start import run_serve
+        from odmoe.settings.serve_settings import ServeSettings
+        from odmoe.terminal import Output
+
+        settings = settings_here({**request["settings"], "cluster": "auto"})
+        own = ServeSettings(**request["service"])
+        return run_serve(settings, own, tuple(request["keys"]), Output(**request["output"]), announce)
+
+    return outcome(work)
+
+
+def _follow_signals() -> None:
+    """Interrupt this process once for each line about a signal at the launching machine. When standard input ends, or
+    says nothing for `SILENT_S`, nobody can reach the service any more: then twice, which ends it at once."""
+    lines: queue.SimpleQueue[str] = queue.SimpleQueue()
+
+    def listen() -> None:
+        for line in sys.stdin:
+            lines.put(line)
+        lines.put("")
+
+    threading.Thread(target=listen, daemon=True).start()
+    with contextlib.suppress(queue.Empty):
+        while line := lines.get(timeout=SILENT_S):
+            if line == STOP:
+                os.kill(os.getpid(), signal.SIGINT)
+    os.kill(os.getpid(), signal.SIGINT)
+    time.sleep(AGAIN_S)
+    os.kill(os.getpid(), signal.SIGINT)
+
+
+def _follow_launcher() -> None:
+    """Interrupt this process when standard input ends, because the launching machine has disconnected."""
+    while sys.stdin.readline():
+        pass
+    os.kill(os.getpid(), signal.SIGINT)
+
+
+def main() -> int:
+    """Returns the exit code; 130 if the launching machine has disconnected."""
+    prepare_ray("auto")
+    line = sys.stdin.readline()
+    if not line:
+        return 130
+    request = json.loads(line)
+    prepare_process(timed=request.get("do") == "serve")
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    follow = _follow_signals if request.get("do") == "serve" else _follow_launcher
+    threading.Thread(target=follow, daemon=True).start()
+    if request.get("do") == "serve":
+        return _serve(request)
+    if request.get("do") == "generate":
+        return _generate(request)
+    from odmoe.on_ray.head import serve
+
+    return serve(request, settings_here)
+
+
+if __name__ == "__main__":
+    try:
+        code = main()
+    except KeyboardInterrupt:
+        code = 130
+    sys.stdout.flush()
+    os._exit(code)  # without waiting for Ray's threads

@@ -1,0 +1,38 @@
+"""`odmoe plan`: speed and memory of a model on machines that need not exist yet."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from odmoe.commands.shared.flags import with_settings
+from odmoe.commands.shared.options import Json, PanelDebug, PanelQuiet
+from odmoe.settings.plan_settings import PlanSettings
+
+
+@with_settings(PlanSettings)
+def plan(
+    flags: dict[str, Any],
+    as_json: Json = False,
+    quiet: PanelQuiet = False,
+    debug: PanelDebug = False,
+) -> None:
+    """Plan a cluster for a model.
+
+    Shows whether loads keep up, tokens/s, memory, and which change would help most. Figures of one request come first.
+
+    The exit code is 1 if --worker-memory is too small.
+    """
+    settings = PlanSettings(**flags)
+    settings.check_together()
+    from odmoe.api.planning import plan_from_settings, report_of
+    from odmoe.clusters.process import prepare_process
+    from odmoe.commands.texts.plan_text import estimate_text, rest_text
+    from odmoe.terminal import Terminal
+
+    prepare_process(debug)
+    status = Terminal(quiet, debug).status
+    if as_json:
+        print(json.dumps(report_of(plan_from_settings(settings, status)).as_dict()))
+    else:
+        print(rest_text(plan_from_settings(settings, status, lambda found: print(estimate_text(found), flush=True))))

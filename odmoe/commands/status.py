@@ -1,0 +1,26 @@
+"""`odmoe status`: the state of a cluster's machines and nodes."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from odmoe.commands.shared.options import File
+
+
+def status(
+    file: File,
+    watch: Annotated[bool, typer.Option("--watch", help="Repeat until Ctrl-C", metavar="")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON object (with --watch, one per line)", metavar="")
+    ] = False,
+) -> None:
+    """Show the state of every machine and its node.
+
+    The exit code is 1 unless all nodes are ready.
+    """
+    from odmoe.machines.status import status as show
+
+    if not show(file, watch, as_json):
+        raise typer.Exit(1)

@@ -1,0 +1,53 @@
+"""`odmoe systems`: every preset, and every policy that a flag can choose."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from typing import Annotated
+
+import typer
+
+from odmoe.commands.shared.options import Json
+from odmoe.settings.table import flag
+from scheduler.policies.registry import CHOICES, is_exact
+from scheduler.policies.system_config import SystemConfig
+from scheduler.policies.systems import SYSTEMS, preset_of
+
+
+def systems(
+    name: Annotated[str | None, typer.Argument(help="Show the policies of this system only")] = None,
+    as_json: Json = False,
+) -> None:
+    """List systems and policies."""
+    chosen = SYSTEMS if name is None else {name: preset_of(name)}
+    if as_json:
+        facts = {
+            key: {"about": preset.about, **asdict(preset.config), "exact": is_exact(preset.config)}
+            for key, preset in chosen.items()
+        }
+        names = {field: {key: choice.about for key, choice in found.items()} for field, found in CHOICES.items()}
+        print(json.dumps({"systems": facts} | ({} if name is not None else {"policies": names})))
+        return
+    print("\n".join(_one(name) if name is not None else _all()))
+
+
+def _one(name: str) -> list[str]:
+    preset = SYSTEMS[name]
+    chosen = {field: value for field, value in asdict(preset.config).items() if value is not None}
+    width = max(map(len, chosen)) + 2
+    lines = [f"{name}: {preset.about}; {'exact' if is_exact(preset.config) else 'approximate'}"]
+    for field, value in chosen.items():
+        about = f"  {CHOICES[field][value].about}" if field in CHOICES else ""
+        lines.append(f"  {flag(field):<{width}} {value!s:<20}{about}".rstrip())
+    return lines
+
+
+def _all() -> list[str]:
+    lines = ["--system: preset of policies (* the answer may be approximate)"]
+    for name, preset in SYSTEMS.items():
+        lines.append(f"  {name + ('' if is_exact(preset.config) else ' *'):<21} {preset.about}")
+    for field, names in CHOICES.items():
+        lines += ["", f"{flag(field)}: {SystemConfig.__dataclass_fields__[field].metadata['about'].lower()}"]
+        lines += [f"  {name:<21} {choice.about}" for name, choice in names.items()]
+    return lines
