@@ -216,18 +216,20 @@ def test_a_shadow_that_is_larger_than_the_model_is_not_advised(
     assert ("such a machine holds every expert and needs no workers" in text) is (shadow == "int8")
 
 
+FEW_EXPERTS = {"model_type": "qwen3_next", "dtype": "bfloat16", "num_experts": 16}
+
+
 @pytest.mark.usefixtures("few_tokens")
 def test_states_of_recurrent_layers_bound_the_speed_on_a_slow_link(cli: CommandLine, tmp_path: Path) -> None:
-    """Qwen3-Next-80B has 78 MB of them: 0.62 s at 1 Gbit/s, whatever else is fast."""
-    (tmp_path / "config.json").write_text(json.dumps({"model_type": "qwen3_next", "dtype": "bfloat16"}))
+    """Qwen3-Next-80B has 78 MB of them, however many experts: 0.62 s at 1 Gbit/s, whatever else is fast."""
+    (tmp_path / "config.json").write_text(json.dumps(FEW_EXPERTS))
     few = ("plan", "-m", str(tmp_path), "--workers", "8", "--group-size", "8", "--slots", "1")
-    slow, fast = (json.loads(cli(*few, "--link", link, "--json").out) for link in ("1Gbit", "10Gbit"))
+    slow = json.loads(cli(*few, "--link", "1Gbit", "--json").out)
     row, state = slow["model"]["cache_token"], slow["model"]["state"]
     assert row == 2 * 12 * 2 * 256, "keys and values of 12 layers with two heads of 256"
     assert state * 2 == pytest.approx(78e6, rel=0.01)
     assert slow["decode_tokens_per_s"] == pytest.approx(1e9 / 8 / (2 * (row + state)), rel=1e-3)
     assert slow["bound"] == "network"
-    assert slow["decode_tokens_per_s"] < fast["decode_tokens_per_s"]
     assert "The link bounds it: what a token's alignment sends to the shadow" in " ".join(cli(*few).out.split())
 
 

@@ -165,7 +165,7 @@ def test_worlds_with_od_moes_choices_reach_every_branch_that_is_hard() -> None:
 @pytest.mark.parametrize("policy", sorted({*RESIDENCIES, *POLICIES}))
 def test_all_workers_are_lost_at_any_moment_and_come_back_every_request_is_answered(policy: str, prefill: str) -> None:
     waited = 0
-    for seed in range(6):
+    for seed in range(4):
         rng = Random(f"{policy} {prefill} {seed}")
         plan = Plan(
             seed=seed,
@@ -186,7 +186,7 @@ def test_all_workers_are_lost_at_any_moment_and_come_back_every_request_is_answe
         world = live(roomy(plan) if plan.stay else plan)
         assert all(main.position == plan.prompt + plan.answer for main in world.mains.values())
         waited += world.referee.seen["waited in a layer"] > 0
-    assert waited > 2
+    assert waited > 1
 
 
 def test_worlds_of_several_requests_reach_every_branch_that_is_hard() -> None:

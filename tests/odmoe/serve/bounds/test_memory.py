@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import openai
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from main_node.answer import Step
@@ -115,6 +115,7 @@ def test_results_that_wait(model: Model) -> None:
         until(lambda: is_idle(served) and served.service.memory.total == 0)
 
 
+@settings(max_examples=25)
 @given(
     st.recursive(
         st.none() | st.text() | st.integers() | st.floats(allow_nan=False),
