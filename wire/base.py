@@ -32,6 +32,12 @@ class Channel(Protocol):
         """End the stream. The peer's handler sees `on_close(None)`. Closing twice does nothing."""
 
 
+def is_in_process(channel: Channel) -> bool:
+    """Whether the other end is a node of this process, so that its messages need no bounds, credit and checksums. A
+    channel has to say so (`in_process`); whatever does not is taken for another process's."""
+    return bool(getattr(channel, "in_process", False))
+
+
 class Handler(Protocol):
     """Receives one direction of a stream.
 

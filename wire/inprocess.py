@@ -12,6 +12,8 @@ from wire.messages import Message
 class _Pipe:
     """One direction. The receiver is set after construction, since each end needs the other's."""
 
+    in_process = True
+
     def __init__(self) -> None:
         self.receiver: Handler | None = None
         self.other: _Pipe | None = None

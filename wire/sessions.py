@@ -11,7 +11,7 @@ from typing import Any, Generic, TypeVar
 
 from scheduler.errors import LinkError, ODMoEError, OtherMainNodeError, ProtocolError
 from scheduler.model_limits import ModelLimits
-from wire.base import Channel
+from wire.base import Channel, is_in_process
 from wire.bounds.check import Bounds
 from wire.handshake import check_hello
 from wire.messages import AskTrace, Echo, Failed, Hello, Message, Stamped
@@ -53,7 +53,8 @@ class Session(ABC):
         self._lock = threading.Lock()
         self.peer: str = getattr(reply, "peer", "")
         """The other end's address. Empty within a process."""
-        self._bounds = Bounds(limits or ModelLimits()) if self.peer else None
+        self.in_process = is_in_process(reply)
+        self._bounds = None if self.in_process else Bounds(limits or ModelLimits())
         self.main_node = ""
         """`Hello.session`."""
         self._welcome = False

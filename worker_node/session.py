@@ -61,7 +61,7 @@ class ComputeSession(Session):
             node.name, (manifest.model_digest, manifest.dtype), node.sessions, reply, node.pace.now, node.limits
         )
         self._node = node
-        self._rows = RowBudget() if self.peer else None
+        self._rows = None if self.in_process else RowBudget()
         """None in one process: the rows that wait here are the main node's own."""
         self._outputs: list[Computed] = []
         self._waiting = threading.Lock()
@@ -133,7 +133,8 @@ class ComputeSession(Session):
         if self._rows is not None:
             self._rows.drop(message)
         rows = LocalTensor(output, tensor_bytes)
-        answer = Computed(message.call_id, rows, seconds, tensor_checksum(rows) if self.peer and output.is_cpu else 0)
+        checksum = 0 if self.in_process or not output.is_cpu else tensor_checksum(rows)
+        answer = Computed(message.call_id, rows, seconds, checksum)
         if self.spans.on:
             self.spans.sent(answer)
         with self._waiting:

@@ -30,7 +30,7 @@ from wire.lent_threads import LentThreads
 
 
 class Observer(Protocol):
-    """Follows what happens, and decides nothing."""
+    """Follows what happens. It may post events, which are handled after this one's commands."""
 
     def on_handled(self, event: t.Event, now: float, commands: list[t.Command]) -> None:
         """The scheduler has handled an event: its time, and the commands that follow. The engine's lock is held."""

@@ -16,7 +16,7 @@ from scheduler.errors import DeadlineError, LinkError, ODMoEError, ProtocolError
 from scheduler.model_limits import ModelLimits
 from scheduler.one_line import one_line
 from scheduler.policies.precision import FORMS, FULL
-from wire.base import Channel, Handler
+from wire.base import Channel, Handler, is_in_process
 from wire.bounds.check import Bounds
 from wire.credit import RowCredit
 from wire.messages import (
@@ -116,7 +116,7 @@ class PeerHandler:
         """Connect, say Hello, return the answer. Raises the peer's refusal, LinkError or DeadlineError."""
         self._channel = connect(self)
         self.traffic = traffic_of(self._channel)
-        if self.traffic is None:
+        if is_in_process(self._channel):
             self._bounds = self.credit = None
         answer = self.ask(hello, (WorkerReady, ShadowReady), deadline_s)
         if answer is None:

@@ -18,7 +18,7 @@ from scheduler.emulation.clock import Emulation
 from scheduler.emulation.expected_predictions import ExpectedPredictions
 from scheduler.errors import LinkError, ODMoEError
 from scheduler.timing.links import MainLinks
-from wire.base import Channel, Handler, Node
+from wire.base import Channel, Handler, Node, is_in_process
 from wire.messages import (
     Align,
     CloseRequest,
@@ -114,6 +114,10 @@ class TimedChannel:
     @property
     def peer(self) -> str:
         return getattr(self._inner, "peer", "")
+
+    @property
+    def in_process(self) -> bool:
+        return is_in_process(self._inner)
 
     def send(self, *messages: Message) -> None:
         """Raises what the inner stream raises."""

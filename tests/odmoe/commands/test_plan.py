@@ -224,12 +224,13 @@ def test_states_of_recurrent_layers_bound_the_speed_on_a_slow_link(cli: CommandL
     """Qwen3-Next-80B has 78 MB of them, however many experts: 0.62 s at 1 Gbit/s, whatever else is fast."""
     (tmp_path / "config.json").write_text(json.dumps(FEW_EXPERTS))
     few = ("plan", "-m", str(tmp_path), "--workers", "8", "--group-size", "8", "--slots", "1")
-    slow = json.loads(cli(*few, "--link", "1Gbit", "--json").out)
+    slow, fast = (json.loads(cli(*few, "--link", link, "--json").out) for link in ("1Gbit", "10Gbit"))
     row, state = slow["model"]["cache_token"], slow["model"]["state"]
     assert row == 2 * 12 * 2 * 256, "keys and values of 12 layers with two heads of 256"
     assert state * 2 == pytest.approx(78e6, rel=0.01)
     assert slow["decode_tokens_per_s"] == pytest.approx(1e9 / 8 / (2 * (row + state)), rel=1e-3)
     assert slow["bound"] == "network"
+    assert slow["decode_tokens_per_s"] < fast["decode_tokens_per_s"]
     assert "The link bounds it: what a token's alignment sends to the shadow" in " ".join(cli(*few).out.split())
 
 

@@ -44,7 +44,7 @@ def connections(served: Served) -> int:
 
 @pytest.fixture(scope="module")
 def hasty(model: Model) -> Iterator[Served]:
-    """Has little client_limits with what is sent."""
+    """Has little patience with what is sent."""
     with serving(model, client_limits=ClientLimits(headers_s=0.2)) as made:
         yield made
 

@@ -8,6 +8,7 @@ from wire.traffic import MessageCounts, Traffic
 
 
 class _Pipe(inprocess._Pipe):
+    in_process = False
     peer = "127.0.0.1:1"
 
     def __init__(self) -> None:

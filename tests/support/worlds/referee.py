@@ -68,8 +68,8 @@ class Referee(Listener):
         self._failing: set[int] = set()
         self._left_waiting: set[t.ExpertId] = set()
         self._waiting: set[t.ExpertId] = set()
-        """Experts that a demand has waited for without a worker, before the fact or after it: a suspect that waits uses
-        no copy of its expert."""
+        """Experts that a demand waits for without a worker. Those of a suspect also if it waited until this fact: it
+        used no copy until then."""
 
     # --- facts and commands -------------------------------------------------------------------------------------------
 
@@ -84,7 +84,7 @@ class Referee(Listener):
         """These were given in answer to the last fact."""
         books, fresh = self.books, set[int]()
         without_worker = set(core.snapshot().waiting)
-        self._waiting = self._left_waiting | without_worker
+        self._waiting = without_worker | (self._left_waiting & books.suspects)
         self._left_waiting = without_worker
         self._failing = failing = {c.request for c in commands if isinstance(c, t.Fail)}
         books.unite(failing)
