@@ -17,7 +17,6 @@ import torch
 from scripts.lib import prompts
 from scripts.lib.prompts import gsm8k_rows, sonnets
 
-"""How many GSM8K problems there are."""
 _NUMBER = re.compile(r"-?\$?\d[\d,]*(?:\.\d+)?")
 
 
