@@ -209,7 +209,7 @@ def build_report(
     by_role, shares, residents, of_whole, checked = _usage(engine, memory)
     doubted = not engine.checks.settle(number)  # last, so that nothing found meanwhile is missed
     engine.check(number)
-    stats.close()
+    engine.close_stats(stats)
     one_kind = engine.peers.roster.kinds() <= {kind_of(device)}
     reasons = inexact(engine, request, kernel, unfollowed, doubted, one_kind)
     recall, activated = stats.overall, stats.overall.activated + stats.unpredicted

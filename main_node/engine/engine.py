@@ -22,6 +22,7 @@ from main_node.shadow_sender import ShadowSender
 from scheduler import types as t
 from scheduler.alignment import AT_ONCE
 from scheduler.core.machine import Core
+from scheduler.core.stats import RequestStats
 from scheduler.errors import AnswerWithdrawnError, ClusterError, ProtocolError, RequestFailedError
 from scheduler.model_limits import ModelLimits, limits_of_shape
 from scheduler.trace import Span
@@ -355,6 +356,11 @@ class Engine:
                 lambda: self.deadlines.silent or number not in stats or not self._unpredicted(number), deadline_s
             )
             return number in stats and not (self._unpredicted(number) or stats[number].orphans)
+
+    def close_stats(self, stats: RequestStats) -> None:
+        """A request's figures are about to be reported. Predictions may come meanwhile."""
+        with self._lock:
+            stats.close()
 
     def _unpredicted(self, number: int) -> int:
         """Layers of a request that the shadow owes."""

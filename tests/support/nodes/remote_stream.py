@@ -4,16 +4,11 @@ from __future__ import annotations
 
 from wire import inprocess
 from wire.base import Channel, Handler, Node
-from wire.traffic import MessageCounts, Traffic
 
 
 class _Pipe(inprocess._Pipe):
     in_process = False
     peer = "127.0.0.1:1"
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.traffic = Traffic(MessageCounts(), MessageCounts())
 
 
 def connect(node: Node, handler: Handler) -> Channel:

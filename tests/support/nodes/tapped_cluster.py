@@ -24,7 +24,6 @@ from support.nodes.engine_world import WAIT_S, nothing_left
 from wire import inprocess
 from wire import messages as w
 from wire.base import Channel, Handler, Node
-from wire.traffic import MessageCounts, Traffic
 from worker_node.loaders.memory import MemoryLoader
 from worker_node.node import Worker
 
@@ -35,7 +34,6 @@ class Tap:
     """A stream that keeps what passes, both ways."""
 
     def __init__(self, node: Node, remote: bool = False) -> None:
-        self.traffic = Traffic(MessageCounts(), MessageCounts()) if remote else None
         self._open = remote_stream.connect if remote else inprocess.connect
         self.sent: list[w.Message] = []
         self.heard: list[w.Message] = []
