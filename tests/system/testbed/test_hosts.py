@@ -32,7 +32,7 @@ FILE = """\
 cluster_name: {name}
 provider:
   type: external
-  module: none
+  module: odmoe.on_ray.provider.OnPremises
   hosts: {{main_node: {main}, shadow_node: {shadow}, worker_node: [{worker}]}}
 auth: {{ssh_user: root, ssh_private_key: {key}}}
 """
