@@ -89,7 +89,8 @@ def shown() -> list[str]:
 
 def data_page() -> str:
     """The tables that no other page shows, each with its title."""
-    rest = [name for name in TABLES if name not in shown()]
+    elsewhere = set(shown())
+    rest = [name for name in TABLES if name not in elsewhere]
     return "\n".join([HEAD, *(f"## {TABLES[name].title}\n\n{drawn(name, folder='')}" for name in rest)])
 
 
