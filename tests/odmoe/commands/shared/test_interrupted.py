@@ -112,14 +112,11 @@ Slow()
 """
 
 
-@pytest.mark.parametrize(("work", "begun"), [("import swallows", "importing\n"), (FINALISES, "finalising\n")])
-def test_an_import_or_a_finaliser_that_would_swallow_it_is_waited_for(work: str, begun: str, tmp_path: Path) -> None:
-    """torch's import catches it, and Python discards what a finaliser raises."""
-    (tmp_path / "swallows.py").write_text(SWALLOWS)
-    code = f"import odmoe.command_line, time\nodmoe.command_line.one_interrupt()\n{work}\n{FOR_EVER}"
+def interrupted(arguments: list[str], modules: Path, begun: str) -> tuple[int, str, str]:
+    """Exit code, output and errors of a Python that gets Ctrl-C once it has said `begun`. `modules`: its imports."""
     process = subprocess.Popen(
-        [*WITH_CTRL_C, sys.executable, "-c", code],
-        env=os.environ | {"PYTHONPATH": str(tmp_path)},
+        [*WITH_CTRL_C, sys.executable, *arguments],
+        env=os.environ | {"PYTHONPATH": str(modules)},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -130,30 +127,24 @@ def test_an_import_or_a_finaliser_that_would_swallow_it_is_waited_for(work: str,
         assert process.stdout.readline() == begun
         process.send_signal(signal.SIGINT)
         out, err = process.communicate(timeout=HANG_S)
+        return process.returncode, out, err
     finally:
         process.kill()
+
+
+@pytest.mark.parametrize(("work", "begun"), [("import swallows", "importing\n"), (FINALISES, "finalising\n")])
+def test_an_import_or_a_finaliser_that_would_swallow_it_is_waited_for(work: str, begun: str, tmp_path: Path) -> None:
+    """torch's import catches it, and Python discards what a finaliser raises."""
+    (tmp_path / "swallows.py").write_text(SWALLOWS)
+    code = f"import odmoe.command_line, time\nodmoe.command_line.one_interrupt()\n{work}\n{FOR_EVER}"
+    _, out, err = interrupted(["-c", code], tmp_path, begun)
     assert out == ""
     assert err.splitlines()[-1] == "KeyboardInterrupt"
 
 
 def test_ctrl_c_while_the_command_line_is_imported_is_no_traceback(tmp_path: Path) -> None:
     (tmp_path / "typer.py").write_text(f'import time\nprint("importing", flush=True)\n{FOR_EVER}\n')
-    process = subprocess.Popen(
-        [*WITH_CTRL_C, sys.executable, "-m", "odmoe", "--help"],
-        env=os.environ | {"PYTHONPATH": str(tmp_path)},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        cwd=ROOT,
-    )
-    try:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "importing\n"
-        process.send_signal(signal.SIGINT)
-        out, err = process.communicate(timeout=HANG_S)
-    finally:
-        process.kill()
-    assert (process.returncode, out, err) == (130, "", "interrupted\n")
+    assert interrupted(["-m", "odmoe", "--help"], tmp_path, "importing\n") == (130, "", "interrupted\n")
 
 
 HALF_ENTERED = """
