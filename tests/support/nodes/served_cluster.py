@@ -30,7 +30,7 @@ from wire.rpc.server import GrpcServer
 from worker_node.loaders.memory import MemoryLoader
 from worker_node.node import Worker
 
-REACH_S = 1.0
+REACH_S = 20.0
 
 
 class Link:
