@@ -16,9 +16,9 @@ from main_node.engine.peer import prediction_of
 from main_node.engine.peers import Peers
 from main_node.engine.sequence import Sequence, shadow_messages
 from main_node.engine.tracing import MainSpans, StallSpans, gather
-from main_node.figures.totals import Totals
 from main_node.reach import Reach
 from main_node.shadow_sender import ShadowSender
+from main_node.totals import Totals
 from scheduler import types as t
 from scheduler.alignment import AT_ONCE
 from scheduler.core.machine import Core

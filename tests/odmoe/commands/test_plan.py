@@ -219,8 +219,7 @@ FEW_LAYERS = {"model_type": "qwen3_next", "dtype": "bfloat16", "num_experts": 16
 
 @pytest.mark.usefixtures("few_tokens")
 def test_states_of_recurrent_layers_bound_the_speed_on_a_slow_link(cli: CommandLine, tmp_path: Path) -> None:
-    """Qwen3-Next-80B has 78 MB of them in 48 layers, however many experts: 0.62 s at 1 Gbit/s, whatever else is fast.
-    """
+    """Qwen3-Next-80B has 78 MB of them in 48 layers, however many experts: 0.62 s at 1 Gbit/s."""
     (tmp_path / "config.json").write_text(json.dumps(FEW_LAYERS))
     few = ("plan", "-m", str(tmp_path), "--workers", "8", "--group-size", "8", "--slots", "1")
     slow, fast = (json.loads(cli(*few, "--link", link, "--json").out) for link in ("200Mbit", "10Gbit"))
@@ -230,7 +229,9 @@ def test_states_of_recurrent_layers_bound_the_speed_on_a_slow_link(cli: CommandL
     assert slow["decode_tokens_per_s"] == pytest.approx(200e6 / 8 / (2 * (row + state)), rel=1e-3)
     assert slow["bound"] == "network"
     assert slow["decode_tokens_per_s"] < fast["decode_tokens_per_s"]
-    assert "The link bounds it: what a token's alignment sends to the shadow" in " ".join(cli(*few, "--link", "200Mbit").out.split())
+    assert "The link bounds it: what a token's alignment sends to the shadow" in " ".join(
+        cli(*few, "--link", "200Mbit").out.split()
+    )
 
 
 @pytest.mark.usefixtures("few_tokens")
