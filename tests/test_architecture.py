@@ -21,6 +21,7 @@ NODES = ("main_node", "shadow_node", "worker_node")
 MAX_LINES = 500
 """A longer file has more than one idea in it; most have below 200 lines."""
 MAX_INIT_LINES = 3
+MAX_PARAMETERS = 7
 LISTS_NAMES = (ROOT / "odmoe" / "__init__.py",)
 """What users import has to be named somewhere, for them and for their type checkers. It costs nothing all the same:
 each name is imported when it is first used, as tests/odmoe/api/test_public_names.py shows."""
@@ -258,6 +259,21 @@ def test_folders_that_import_each_other_are_found(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr(sys.modules[__name__], "ROOT", tmp_path)
     files = {module_of(path): path for path in sorted(tmp_path.rglob("*.py"))}
     assert sibling_circles(files) == ["a/b/x.py imports a.c.y; a/c/z.py imports a.b.w"]
+
+
+@each_package
+def test_constructors_take_few_parameters(package: str) -> None:
+    offences = [
+        f"{at(path, method.lineno)} takes {count}"
+        for path in written(package)
+        for node in ast.walk(tree(path))
+        if isinstance(node, ast.ClassDef)
+        for method in node.body
+        if isinstance(method, ast.FunctionDef)
+        and method.name == "__init__"
+        and (count := len(method.args.args) - 1 + len(method.args.kwonlyargs)) > MAX_PARAMETERS
+    ]
+    report(f"a constructor has at most {MAX_PARAMETERS} parameters; those that belong together make a type:", offences)
 
 
 def too_long(paths: list[Path], limit: int) -> list[str]:

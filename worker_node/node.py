@@ -24,7 +24,7 @@ from checkpoint.store import ExpertStore
 from checkpoint.tensors import received_tensor
 from scheduler.emulation.clock import Cancellation
 from scheduler.errors import ConfigError, ODMoEError, ProtocolError
-from scheduler.types import ExpertId, FormCost
+from scheduler.types import ExpertId
 from wire.base import Channel
 from wire.lent_threads import LentThreads
 from wire.messages import (
@@ -39,6 +39,7 @@ from wire.messages import (
 )
 from wire.serial import SerialThread
 from wire.sessions import Sessions
+from worker_node.form_choice import FormChoice
 from worker_node.loaders.base import Loader
 from worker_node.loaders.load_checks import LoadChecks
 from worker_node.measure import device_costs, load_bandwidth
@@ -85,14 +86,22 @@ class _Tenure:
         return f"{self.expert.layer}.{self.expert.expert}"
 
 
+@dataclass(frozen=True, slots=True)
+class WorkerThreads:
+    """Threads beside the worker's own."""
+
+    lent: LentThreads | None = None
+    """The main model's, if they are in this process. They compute the experts in slots while they wait."""
+    restoring: int = 1
+    """How many restore an expert together, on a CPU."""
+
+
 class Worker:
     """One worker node. It serves one main node at a time.
 
-    `forms`: all forms that may be loaded. A slot has room for the largest. With one other than the full form, which is
-    the empty string, and for a store with an encoding, device memory for one restored expert is allocated too. `lent`:
-    the main model's threads, where those are in this process; they compute what is in a slot while they wait.
-    `form_costs`: what forms cost here; empty where that was not measured. `checks`: which loads are compared with the
-    store's checksums, see `LoadChecks`. `threads`: how many restore an expert together, on a CPU.
+    `choice`: slots, and all forms that may be loaded. A slot has room for the largest. With one other than the full
+    form, which is the empty string, and for a store with an encoding, device memory for one restored expert is
+    allocated too. `checks`: which loads are compared with the store's checksums, see `LoadChecks`.
 
     Raises ConfigError; StoreError for a form that the store lacks; LaunchError where memory does not suffice or the
     store cannot be read.
@@ -104,13 +113,11 @@ class Worker:
         store: ExpertStore,
         arithmetic: ExpertArithmetic,
         loader: Loader,
-        slots: int,
-        forms: tuple[str, ...] = ("",),
-        lent: LentThreads | None = None,
-        form_costs: tuple[FormCost, ...] = (),
+        choice: FormChoice,
+        threads: WorkerThreads = WorkerThreads(),
         checks: str = "auto",
-        threads: int = 1,
     ) -> None:
+        forms, slots = choice.forms, choice.slots
         if not forms:
             raise ConfigError(f"{name} has no form in which to load experts; the full form is ''")
         self.name = name
@@ -118,12 +125,12 @@ class Worker:
         self.limits = message_limits(store)
         self.loader = loader
         self._on_cpu = loader.device == "cpu"
-        self.lent = lent
+        self.lent = threads.lent
         self.pace = loader.pace
         self.forms = forms
-        self.form_costs = form_costs
+        self.form_costs = choice.costs
         self.slots = Slots(slots, max(map(store.manifest.form_bytes, forms)), loader.device)
-        self.restorer = Restorer(store, arithmetic, forms, loader.device, threads)
+        self.restorer = Restorer(store, arithmetic, forms, loader.device, threads.restoring)
         loader.prepare(self.slots.buffers)
         self.load_bytes_per_s = load_bandwidth(store, loader, self.slots.buffers, forms[0])
         """The loader's bandwidth, measured here; these loads are not counted."""

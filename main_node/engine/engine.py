@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from typing import Protocol
 
-from main_node.checks.arbiter import Arbiter
-from main_node.checks.audits import Audits
+from main_node.checks.verification import Verification
 from main_node.engine.deadlines import Deadlines
 from main_node.engine.layer import LayersInFlight, LayerWork, compute_message
 from main_node.engine.open_request import OpenRequest
@@ -24,6 +24,7 @@ from scheduler import types as t
 from scheduler.alignment import AT_ONCE
 from scheduler.core.machine import Core
 from scheduler.core.stats import RequestStats
+from scheduler.departure import LOOKAHEAD
 from scheduler.errors import AnswerWithdrawnError, ClusterError, ProtocolError, RequestFailedError
 from scheduler.model_limits import ModelLimits, limits_of_shape
 from scheduler.trace import Span
@@ -38,48 +39,49 @@ class Observer(Protocol):
         """The scheduler has handled an event: its time, and the commands that follow. The engine's lock is held."""
 
 
+@dataclass(frozen=True, slots=True)
+class Waits:
+    """Longest waits, in seconds; see `Deadlines`."""
+
+    answer_s: float = 30.0
+    worker_s: float = 60.0
+    shadow_s: float = 10.0
+
+
 class Engine:
     """Thread-safe: events may be posted from any thread; one at a time reaches the scheduler.
 
-    `answer_s`: see `Peers`. `lookahead`: how many passes the shadow may be ahead of the main model. `departure`: when
-    the shadow starts a pass, see `scheduler.departure`. `observers`: see `Observer`.
-    `audits`, `arbiter`: see `OutputChecks`.
-    `worker_wait_s` and `shadow_s`: see `Deadlines`.
-    `limits`: what messages may hold; the shape's alone if not given.
+    `departure`: when the shadow starts a pass, see `scheduler.departure`. `limits`: what messages may hold; the shape's
+    alone if not given.
     """
 
     def __init__(
         self,
         core: Core,
         hello: w.Hello,
-        answer_s: float = 30.0,
-        lookahead: int = 2,
+        waits: Waits = Waits(),
         departure: str = AT_ONCE,
         pace: Pace | None = None,
-        observers: Iterable[Observer] = (),
-        audits: Audits | None = None,
-        arbiter: Arbiter | None = None,
-        worker_wait_s: float = 60.0,
-        shadow_s: float = 10.0,
+        verification: Verification = Verification(),
         limits: ModelLimits | None = None,
     ) -> None:
         self.core = core
         self.pace = pace or RealPace()
         self.spans = MainSpans(hello.trace, self.pace.now)
-        self.lookahead = lookahead
         self._requests: dict[int, OpenRequest] = {}
-        self.reach = Reach(self._requests, lookahead, len(core.shape.layers))
+        self.reach = Reach(self._requests, LOOKAHEAD, len(core.shape.layers))
         self.departure = departure
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
         self.lent = LentThreads()
         """The threads that run the model, while they wait for a layer."""
-        self.peers = Peers(self, self._changed, hello, answer_s, limits or limits_of_shape(core.shape))
-        self._arbiter = arbiter
-        self.checks = OutputChecks(self._requests, self.peers, self._changed, self._withdraw, audits, arbiter)
-        self.deadlines = Deadlines(self, self._lock, worker_wait_s, shadow_s, answer_s)
-        stalls = [StallSpans(self.spans, core)] if hello.trace else []
-        self._observers: list[Observer] = [*observers, self.deadlines, *stalls]
+        self.peers = Peers(self, self._changed, hello, waits.answer_s, limits or limits_of_shape(core.shape))
+        self._verification = verification
+        self.checks = OutputChecks(self._requests, self.peers, self._changed, self._withdraw, verification)
+        self.deadlines = Deadlines(self, self._lock, waits.worker_s, waits.shadow_s, waits.answer_s)
+        self._observers: list[Observer] = [self.deadlines]
+        if hello.trace:
+            self._observers.append(StallSpans(self.spans, core))
         self.on_draft: Callable[[w.Draft], None] = lambda draft: None
         """Called with each token that the shadow drafts, without the lock."""
         self._inbox: list[t.Event] = []
@@ -89,6 +91,10 @@ class Engine:
         self._to_shadow = ShadowSender(self.peers, threaded=not self.pace.emulated)
         self._ended = Totals()
         """Of all steps and drafts, and of the requests that are closed."""
+
+    def add_observer(self, observer: Observer) -> None:
+        """Before the first event."""
+        self._observers.append(observer)
 
     # --- what the peers say -------------------------------------------------------------------------------------
 
@@ -211,9 +217,7 @@ class Engine:
         if isinstance(command, t.Align):
             self.reach.on_announced(command.request, command.step, command.drafts)
         self._to_shadow.send(
-            lambda carrier: self._spanned(
-                shadow_messages(command, data, policy, self.lookahead, self.departure, carrier)
-            )
+            lambda carrier: self._spanned(shadow_messages(command, data, policy, LOOKAHEAD, self.departure, carrier))
         )
 
     def _spanned(self, messages: Iterable[w.Message]) -> Iterator[w.Message]:
@@ -391,8 +395,8 @@ class Engine:
         """End every stream, and take no new one. A request that still waits for a worker fails."""
         self.peers.close()
         self._to_shadow.close()
-        if self._arbiter is not None:
-            self._arbiter.close()
+        if self._verification.arbiter is not None:
+            self._verification.arbiter.close()
         with self._lock:
             self.deadlines.close()
         self.deadlines.join()

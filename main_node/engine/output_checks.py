@@ -13,9 +13,10 @@ import torch
 
 from checkpoint.devices.transfer import to_host
 from main_node.checks.arbiter import Arbiter
-from main_node.checks.audits import MOST_BYTES, SMALLER, Audits, Case, agree, in_doubt, liars
+from main_node.checks.audits import MOST_BYTES, SMALLER, Case, agree, in_doubt, liars
 from main_node.checks.outputs import gains, is_finite, is_intact, is_usable, read_output
 from main_node.checks.suspects import Source
+from main_node.checks.verification import Verification
 from main_node.engine.layer import LayerWork
 from main_node.engine.open_request import OpenRequest
 from main_node.engine.peers import Peers
@@ -37,7 +38,6 @@ _log = logging.getLogger(__name__)
 class OutputChecks:
     """`requests`: those that are open. `changed`: the engine's lock, which is held wherever nothing else is said.
     `withdraw(request, why)`: called for open requests whose answers have an output of a worker that was found to lie.
-    `audits`, `arbiter`: None if nothing is computed twice.
     """
 
     def __init__(
@@ -46,13 +46,12 @@ class OutputChecks:
         peers: Peers,
         changed: threading.Condition,
         withdraw: Callable[[int, str], None],
-        audits: Audits | None = None,
-        arbiter: Arbiter | None = None,
+        verification: Verification,
     ) -> None:
-        self.audits = audits
+        self.audits = verification.audits
         self.computations = 0
         """Whose outputs were taken, without audits."""
-        self._arbiter = arbiter
+        self._arbiter = verification.arbiter
         self._requests = requests
         self._peers = peers
         self._changed = changed
