@@ -26,7 +26,6 @@ from scheduler.emulation.clock import Cancellation
 from scheduler.errors import ConfigError, ODMoEError, ProtocolError
 from scheduler.types import ExpertId
 from wire.base import Channel
-from wire.lent_threads import LentThreads
 from wire.messages import (
     AskUsage,
     Compute,
@@ -47,6 +46,7 @@ from worker_node.module_cache import ModuleCache
 from worker_node.restorer import Restorer
 from worker_node.session import ComputeSession
 from worker_node.slots import Slots
+from worker_node.worker_threads import WorkerThreads
 
 SLOT_DEADLINE_S = 60.0
 """Most time for which a load waits until a computation has left its slot."""
@@ -84,16 +84,6 @@ class _Tenure:
     @property
     def label(self) -> str:
         return f"{self.expert.layer}.{self.expert.expert}"
-
-
-@dataclass(frozen=True, slots=True)
-class WorkerThreads:
-    """Threads beside the worker's own."""
-
-    lent: LentThreads | None = None
-    """The main model's, if they are in this process. They compute the experts in slots while they wait."""
-    restoring: int = 1
-    """How many restore an expert together, on a CPU."""
 
 
 class Worker:

@@ -43,7 +43,8 @@ from wire.messages import PROTOCOL_VERSION, Hello
 from worker_node.form_choice import FormChoice, choose_forms, emulated_costs, settled
 from worker_node.loaders.base import Loader
 from worker_node.loaders.make import make_loader
-from worker_node.node import Worker, WorkerThreads
+from worker_node.node import Worker
+from worker_node.worker_threads import WorkerThreads
 
 
 def emulation_of(settings: Settings) -> Emulation | None:

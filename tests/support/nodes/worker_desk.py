@@ -33,7 +33,8 @@ from wire.messages import (
 from worker_node.form_choice import FormChoice
 from worker_node.loaders.base import Loader
 from worker_node.loaders.memory import MemoryLoader
-from worker_node.node import Worker, WorkerThreads
+from worker_node.node import Worker
+from worker_node.worker_threads import WorkerThreads
 
 WAIT_S = 30.0
 LAYERS, EXPERTS, HIDDEN = 2, 4, 32
