@@ -24,15 +24,19 @@ class Sharing:
     """Most tokens of prompts that a step reads while others are answered; 0: no bound."""
     batch_dense: bool = False
     """Multiply the rows of several requests as one product, outside of the experts."""
+    context: int | None = None
+    """Most tokens of prompt and answer, if that is less than the model's limit."""
+    launch_s: float = 600.0
+    """Longest wait for the shadow, for a place and for a step."""
 
 
 class Admission:
-    """At most `sharing.parallel` requests at once; up to `sharing.queue` others wait in order, for at most `deadline_s`
-    each. `paused_s`: seconds so far that do not count, since requests waited for missing workers."""
+    """At most `sharing.parallel` requests at once; up to `sharing.queue` others wait in order, for at most
+    `sharing.launch_s` each. `paused_s`: seconds so far that do not count, since requests waited for missing workers."""
 
-    def __init__(self, sharing: Sharing, deadline_s: float, paused_s: Callable[[], float] = lambda: 0.0) -> None:
+    def __init__(self, sharing: Sharing, paused_s: Callable[[], float] = lambda: 0.0) -> None:
         self.parallel, self.queue = sharing.parallel, sharing.queue
-        self._deadline_s, self._paused_s = deadline_s, paused_s
+        self._deadline_s, self._paused_s = sharing.launch_s, paused_s
         self._changed = threading.Condition()
         self._open: set[int] = set()
         self._waiting: deque[int] = deque()

@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -20,17 +19,15 @@ from checkpoint.devices.names import accelerator_name
 from checkpoint.devices.transfer import to_host, token_ids
 from checkpoint.generation.own_path import OwnPath
 from checkpoint.generation.rotary import Rotary
-from checkpoint.kernels import EXACT, Linear
 from checkpoint.linear_batch import at_once, batch_linear
 from checkpoint.row_caches import seen_at
 from checkpoint.store import ExpertStore
 from main_node.admission import Admission, Sharing
 from main_node.answer import Answer, Step, TokenLoops, step_of
 from main_node.block import Block, row_experts
-from main_node.choosing.chooser import Chooser, check_settings
-from main_node.choosing.guide import Guides
+from main_node.choosing.chooser import Chooser, Ends, check_settings
 from main_node.choosing.prompt_scores import OutputLayer, PromptScores
-from main_node.drafting import Drafting, DraftSource
+from main_node.drafting import Drafting
 from main_node.engine.engine import Engine
 from main_node.engine.experts import RemoteExperts
 from main_node.engine.gate_watch import GateWatch, PassMemory, needs_watch
@@ -40,14 +37,12 @@ from main_node.request import Request
 from main_node.sampling import GREEDY, Sampling
 from main_node.shadow_start import ShadowStart
 from main_node.shape import check_prompt, limited, model_shape
+from main_node.sources import Computing, PredictionSources, TextRules
 from main_node.steps import PassJob, Steps
 from scheduler import types as t
 from scheduler.errors import ConfigError, NonFiniteError
 from wire.machine import processor_name
 
-Stopper = Callable[[tuple[str, ...], list[int]], Callable[[int], bool]]
-"""(stop texts, prompt) -> a function that takes an answer's tokens in order and is True once it has reached one of
-them."""
 DRAIN_S = 10.0
 """Longest wait for an answer's last predictions, so that recall counts them."""
 
@@ -71,45 +66,28 @@ class MainNode:
         self,
         store: ExpertStore,
         engine: Engine,
-        dtype: torch.dtype,
-        shadow: ShadowStart | None,
-        launch_s: float = 600.0,
-        stopper: Stopper | None = None,
-        context: int | None = None,
-        token_predictor: Path | None = None,
-        linear: Linear = EXACT,
-        sharing: Sharing | None = None,
-        device: torch.device | str = "cpu",
-        drafts: DraftSource | None = None,
-        guides: Guides | None = None,
-        learning_rate: float = 0.0,
-        end_token: int | None = None,
+        computing: Computing,
+        shadow: ShadowStart | None = None,
+        sharing: Sharing = Sharing(),
+        text: TextRules = TextRules(),
+        prediction: PredictionSources = PredictionSources(),
     ) -> None:
-        """`launch_s`: longest wait for the shadow, for a place and for a step. `stopper`: finds stop texts. `context`:
-        most tokens of prompt and answer, where that is less than the model's limit. `token_predictor`: weights of the
-        token-wise predictor, where the scheduler has one. `linear`: multiplies single rows in the model's linear
-        layers. `sharing`: how requests share the node. `device`: of the model, its KV caches and its logits. `drafts`:
-        where drafts of the next tokens come from, None: nowhere. `guides`: make answers follow schemas.
-        `learning_rate`: of the token-wise predictor, 0: it does not learn. `end_token`: the tokenizer's end of a text.
-        Raises ConfigError for drafts with a policy
-        that reads the scores of gates."""
-        sharing = sharing or Sharing()
+        """Raises ConfigError for drafts with a policy that reads the scores of gates."""
         self.store = store
         self.engine = engine
-        self.device = torch.device(device)
-        self.model = load_dense(store.dense, store.manifest.config, dtype, self.device)
+        self.device, linear, drafts = torch.device(computing.device), computing.linear, prediction.drafts
+        self.model = load_dense(store.dense, store.manifest.config, computing.dtype, self.device)
         check_settings(self.model)
         linear.replace_in(self.model)
         self.device_text = f"{self.device} ({_device_name(self.device)})"
         self._own_path, self._rotary = OwnPath(self.model), Rotary(self.model)
         self.kernel = linear.kernel
         """Of the experts too. With any but `exact`, answers may differ from those of Transformers."""
-        self.shape = limited(model_shape(store), context)
-        self.stopper, self.guides = stopper, guides
-        self.end_token = end_token
+        self.shape = limited(model_shape(store), sharing.context)
+        self.text = text
         self.on_logits: Callable[[int, torch.Tensor], None] | None = None
         """Gets a request's number and the logits [V], float32, on the host, from which each of its tokens is chosen."""
-        self.launch_s = launch_s
+        self.launch_s = sharing.launch_s
         self._shadow = shadow
         self._numbers = itertools.count(1)
         self._batched = sharing.batch_dense
@@ -117,9 +95,9 @@ class MainNode:
             batch_linear(self.model)
         self.drafting = Drafting(drafts, self.shape.experts, self.shape.top_k)
         engine.on_draft = self.drafting.offer
-        self.admission = Admission(sharing, launch_s, lambda: engine.deadlines.waited_s)
+        self.admission = Admission(sharing, lambda: engine.deadlines.waited_s)
         chunk = sharing.prefill_chunk if kv.continues(self.model.config) and self._rotary.chunks else 0
-        self.steps = Steps(engine, launch_s, chunk, sharing.batch_dense, self._leave, self.drafting.stepped)
+        self.steps = Steps(engine, sharing.launch_s, chunk, sharing.batch_dense, self._leave, self.drafting.stepped)
         self._current: _Current | None = None
         self._loops = TokenLoops()
         self._open: dict[int, Sequence] = {}
@@ -130,7 +108,9 @@ class MainNode:
         if needs_watch(strategy) and drafts is not None:
             raise ConfigError("--draft needs a system whose policies read no scores of gates, such as od-moe; give 0")
         if needs_watch(strategy):
-            watch = GateWatch(self.model, strategy, self.shape, self._cache, token_predictor, learning_rate)
+            watch = GateWatch(
+                self.model, strategy, self.shape, self._cache, prediction.token_file, prediction.learning_rate
+            )
         self.experts = RemoteExperts(engine, watch)
         dispatch_experts(self.model, self._experts_of)
         self._output_layer = OutputLayer(self.model, self._scores)
@@ -200,20 +180,20 @@ class MainNode:
         check_prompt(prompt, self.shape.context, vocabulary)
         if max_new_tokens < 1:
             raise ConfigError(f"max-new-tokens is {max_new_tokens}; allowed: 1, 2, ...")
-        if stop and self.stopper is None:
+        if stop and self.text.stopper is None:
             raise ConfigError(f"stop is {stop}; this main node was made without a tokenizer to find it")
-        if schema is not None and self.guides is None:
+        if schema is not None and self.text.guides is None:
             raise ConfigError("a schema is given, but this main node was made without a tokenizer to follow it")
         for name, top in (("logprobs", logprobs), ("prompt_logprobs", prompt_logprobs)):
             if top is not None and not 0 <= top <= vocabulary:
                 raise ConfigError(f"{name} is {top}; allowed: 0 to {vocabulary}, the model's number of tokens")
         room = min(max_new_tokens, self.shape.context - len(prompt))
-        follow = partial(self.guides, schema) if schema is not None and self.guides is not None else None
-        chooser = Chooser(
-            self.model, sampling, prompt, room, ignore_eos, logprobs, follow, self.end_token, stop_token_ids
-        )
+        guides, stopper = self.text.guides, self.text.stopper
+        follow = partial(guides, schema) if schema is not None and guides is not None else None
+        ends = Ends(ignore_eos, self.text.end_token, stop_token_ids)
+        chooser = Chooser(self.model, sampling, prompt, room, logprobs, follow, ends)
         sequence = Sequence(prompt, room, family.new_cache(self.model.config))
-        stopped = self.stopper(stop, prompt) if stop and self.stopper else None
+        stopped = stopper(stop, prompt) if stop and stopper is not None else None
         scores = PromptScores(prompt, prompt_logprobs) if prompt_logprobs is not None else None
         request = Request(next(self._numbers), sequence, chooser, stopped, chooser.logprobs, scores)
         steps = self._steps(request)

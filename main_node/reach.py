@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Protocol
 
 from scheduler import types as t
 from scheduler.errors import ProtocolError
@@ -16,8 +18,8 @@ closed."""
 
 
 @dataclass(slots=True)
-class _Open:
-    """One request. Positions [first, stop) may be predicted."""
+class Window:
+    """What the shadow may predict of one request: positions [first, stop)."""
 
     first: int
     stop: int
@@ -31,37 +33,45 @@ class _Open:
     """Drafts of use."""
 
 
+class Predictable(Protocol):
+    """A request that the shadow may predict."""
+
+    window: Window
+
+
 class Reach:
-    """`lookahead`: passes that the shadow may be ahead of the last one announced. `layers`: that have gates.
+    """`requests`: those that are open. `lookahead`: passes that the shadow may be ahead of the last one announced.
+    `layers`: that have gates.
 
     Predictions come from one thread at a time; the rest is called with the engine's lock.
     """
 
-    def __init__(self, lookahead: int, layers: int) -> None:
+    def __init__(self, requests: Mapping[int, Predictable], lookahead: int, layers: int) -> None:
         self.dropped = 0
         """Predictions of no use so far."""
         self._lookahead = lookahead
         self._layers = layers
-        self._requests: dict[int, _Open] = {}
+        self._requests = requests
         self._strays = 0
 
-    def opened(self, request: int, prompt_tokens: int, max_new_tokens: int) -> None:
-        self._requests[request] = _Open(prompt_tokens, prompt_tokens + max_new_tokens)
-
-    def announced(self, request: int, step: int, drafts: int = 0) -> None:
+    def on_announced(self, request: int, step: int, drafts: int = 0) -> None:
         """The shadow is told that decode pass `step` may start, and so many after it to draft."""
-        mine = self._requests.get(request)
+        mine = self._window(request)
         if mine is not None:
             mine.announced = max(mine.announced, step)
             mine.drafts = max(mine.drafts, drafts)
 
-    def closed(self, request: int) -> None:
-        if self._requests.pop(request, None) is not None:
-            self._strays = 0  # what was on its way is of no use any more
+    def on_closed(self) -> None:
+        """A request is no longer open: what was on its way for it is of no use any more."""
+        self._strays = 0
+
+    def _window(self, request: int) -> Window | None:
+        found = self._requests.get(request)
+        return None if found is None else found.window
 
     def takes(self, prediction: t.Predicted) -> bool:
         """Whether it is of use. Raises ProtocolError for one of too many that are not."""
-        mine = self._requests.get(prediction.request)
+        mine = self._window(prediction.request)
         if mine is not None and self._fits(mine, prediction.position):
             mine.taken += 1
             return True
@@ -70,7 +80,7 @@ class Reach:
 
     def takes_draft(self, request: int, step: int) -> bool:
         """Whether a draft of the token of decode pass `step` is of use. As `takes`."""
-        mine = self._requests.get(request)
+        mine = self._window(request)
         if mine is not None and mine.drafts:
             ahead = max(self._lookahead, mine.drafts)
             most = REPEATS * (mine.announced + ahead + 2) * (1 + ahead)
@@ -83,12 +93,12 @@ class Reach:
     def _drop(self, what: str, request: int) -> None:
         self.dropped += 1
         self._strays += 1
-        ahead = max([self._lookahead, *(one.drafts for one in list(self._requests.values()))])
+        ahead = max([self._lookahead, *(one.window.drafts for one in list(self._requests.values()))])
         if self._strays > STRAYS + REPEATS * self._layers * (ahead + 2):
             strays, self._strays = self._strays, 0  # the next shadow may be another
             raise ProtocolError(f"it has sent {strays} {what} of request {request}; it may be {ahead} passes ahead")
 
-    def _fits(self, mine: _Open, position: int) -> bool:
+    def _fits(self, mine: Window, position: int) -> bool:
         ahead = max(self._lookahead, mine.drafts)
         reached = mine.first + mine.announced + ahead
         passes = mine.announced + ahead + 2

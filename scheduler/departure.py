@@ -23,6 +23,9 @@ from enum import Enum, auto
 
 from scheduler.alignment import Alignment
 
+LOOKAHEAD = 2
+"""Passes by which a shadow may be ahead of the main model."""
+
 
 class Turn(Enum):
     """What an alignment changes."""

@@ -55,8 +55,8 @@ PUBLISHED = {
 FULL_WIDTH = {"deepseek_v3": ("FP8",), "gpt_oss": ("MXFP4",), "qwen3_moe": ("plain",)}
 """Formats of a family in which a random checkpoint of full width, with few layers, was sharded and answered by an
 earlier version. The script is last in commit babfef8."""
-_OF_FORMATS = ("test_published", "test_gguf")
-"""Modules whose tests are of a format, not of a family."""
+_OTHERS = ("test_published", "test_gguf", "test_rope_scaling")
+"""Modules whose tests are of a format or of a kind of RoPE scaling: their parameters do not begin with a family."""
 READS = "test_tokens_and_logits_of_the_dequantised_model"
 TITLES = (
     *("family", "example", "published as", "read as published", "architecture"),
@@ -105,7 +105,7 @@ def read(result: Path) -> tuple[dict[str, Row], dict[str, Row]]:
                 raise SystemExit(f"{name}[{parameters} did not begin; see the errors of {TESTS}")
             of = ran.setdefault(facts["family"], Row()).read
             of[facts["published as"]] = of.get(facts["published as"], True) and passed
-        if name == READS or case.get("classname", "").endswith(_OF_FORMATS):
+        if name == READS or case.get("classname", "").endswith(_OTHERS):
             continue
         if name == REFUSES:
             row = refused.setdefault(parameters, Row())

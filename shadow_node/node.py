@@ -71,16 +71,7 @@ class _Session(Session):
         self._came_bytes = 0
         """Of the alignments in `_came`."""
         self._counting = threading.Lock()
-        self._passes = Passes(
-            shadow.model,
-            shadow.pace,
-            lambda: self.spans,
-            lambda: list(self._requests.values()),
-            self._take,
-            reply.send,
-            self._pass_ended,
-            self._failed,
-        )
+        self._passes = Passes(shadow.model, shadow.pace, self)
         self._thread = SerialThread(f"{shadow.name}-passes", self.report)
 
     # --- messages -----------------------------------------------------------------------------------------------
@@ -172,19 +163,27 @@ class _Session(Session):
         """Run passes while any may run."""
         try:
             with inference(), on_stream(self._shadow.model.stream):
-                self._take()
+                self.take()
                 while not self.over and self._passes.advance():
-                    self._take()
+                    self.take()
         except BaseException as error:  # noqa: BLE001 - this thread would end, and the shadow only look slow
-            self._failed(error)
+            self.on_pass_failed(error)
         finally:
             self._passes.drop()  # none is left if no pass may run
 
-    def _pass_ended(self, followed: Followed) -> None:
+    def requests(self) -> list[Followed]:
+        """See `PassOwner`."""
+        return list(self._requests.values())
+
+    def send(self, message: Message) -> None:
+        """See `PassOwner`."""
+        self.reply.send(message)
+
+    def on_pass_ended(self, followed: Followed) -> None:
         held = sum(one.nbytes for one in {followed, *self._requests.copy().values()})
         self._shadow.cache_bytes_max = max(self._shadow.cache_bytes_max, held)
 
-    def _take(self) -> None:
+    def take(self) -> None:
         """Handle the messages that have come."""
         while True:
             try:
@@ -202,9 +201,9 @@ class _Session(Session):
             try:
                 self._passes.receive(followed, message)
             except BaseException as error:  # noqa: BLE001 - the other requests go on
-                self._failed(error)
+                self.on_pass_failed(error)
 
-    def _failed(self, error: BaseException) -> None:
+    def on_pass_failed(self, error: BaseException) -> None:
         """The report of an error may fail, too."""
         with contextlib.suppress(Exception):
             self.report(error)

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from checkpoint.coroutine import Coroutine
 from scheduler.alignment import LATE
@@ -38,29 +39,36 @@ class _Pass:
     """None: a lone one, or it has ended."""
 
 
-class Passes:
-    """`requests`: those that are followed just now. `take`: has the messages that have come handled. `ended`: a pass
-    has ended. `failed`: told why a pass has failed."""
+class PassOwner(Protocol):
+    """What runs passes: a stream of the main node."""
 
+    @property
+    def spans(self) -> NodeSpans: ...
+
+    def requests(self) -> Sequence[Followed]:
+        """Those that are followed just now."""
+
+    def take(self) -> None:
+        """Handle the messages that have come."""
+
+    def send(self, message: Message) -> None:
+        """To the main node."""
+
+    def on_pass_ended(self, followed: Followed) -> None: ...
+
+    def on_pass_failed(self, error: BaseException) -> None: ...
+
+
+class Passes:
     def __init__(
         self,
         model: ShadowModel,
         pace: Pace,
-        spans: Callable[[], NodeSpans],
-        requests: Callable[[], Sequence[Followed]],
-        take: Callable[[], None],
-        send: Callable[[Message], None],
-        ended: Callable[[Followed], None],
-        failed: Callable[[BaseException], None],
+        owner: PassOwner,
     ) -> None:
         self._model = model
         self._pace = pace
-        self._spans = spans
-        self._requests = requests
-        self._take = take
-        self._send = send
-        self._ended = ended
-        self._failed = failed
+        self._owner = owner
         self._running: dict[Followed, _Pass] = {}
         self._waiting: dict[Followed, float] = {}
         """Since when a request has waited for its alignment, at a late departure."""
@@ -75,7 +83,7 @@ class Passes:
 
     def _draft(self, followed: Followed) -> None:
         for draft in followed.tokens.take_drafts():
-            self._send(draft)
+            self._owner.send(draft)
 
     def advance(self) -> bool:
         """Run one layer, or a lone pass. Returns False if no pass may run."""
@@ -93,16 +101,16 @@ class Passes:
     def _layer_ends(self, layer: int, rows: int) -> None:
         """Its gates have fired, and messages may have come meanwhile."""
         self._pace.layer(rows, self._undisturbed_until())
-        self._take()
-        self._spans().add("shadow", str(layer), self._since, self._now())
+        self._owner.take()
+        self._owner.spans.add("shadow", str(layer), self._since, self._now())
 
     def _now(self) -> float:
-        self._since = self._spans().now()
+        self._since = self._owner.spans.now()
         return self._since
 
     def _undisturbed_until(self) -> float:
         """In emulated time: before then no alignment can come that changes what follows."""
-        requests = self._requests()
+        requests = self._owner.requests()
         if len(requests) == 1 and requests[0].departure == LATE and not requests[0].tokens.drafting:
             return math.inf
         announced_at = min((followed.announced_at for followed in requests), default=-math.inf)
@@ -113,8 +121,8 @@ class Passes:
     def _start_all(self) -> bool:
         """Begin what may begin. Returns whether a lone pass has run to its end."""
         if not self._running:
-            self._since = self._spans().now()
-        requests = self._requests()
+            self._since = self._owner.spans.now()
+        requests = self._owner.requests()
         for gone in [followed for followed in self._running if followed.closed]:
             self._drop(gone)
         for gone in self._waiting.keys() - set(requests):
@@ -145,14 +153,14 @@ class Passes:
     def _rest(self, followed: Followed) -> None:
         """It waits for an alignment."""
         if followed.departure == LATE:
-            self._waiting.setdefault(followed, self._spans().now())
+            self._waiting.setdefault(followed, self._owner.spans.now())
         announced = followed.course.announced
         if self._pace.emulated and followed.idle_at != announced:
             followed.idle_at = announced
-            self._send(ShadowProgress(followed.number, announced, idle=True))
+            self._owner.send(ShadowProgress(followed.number, announced, idle=True))
 
     def _begin_decoding(self, followed: Followed) -> list[int]:
-        spans, step = self._spans(), followed.course.step
+        spans, step = self._owner.spans, followed.course.step
         began = spans.now()
         since = self._waiting.pop(followed, began)
         if since < began:
@@ -183,10 +191,10 @@ class Passes:
             return
         if followed.news(layer, experts):
             prediction = Prediction(followed.number, followed.position, layer, tuple(experts), tuple(scores))
-            self._spans().sent(prediction)
-            self._send(prediction)
+            self._owner.spans.sent(prediction)
+            self._owner.send(prediction)
         elif self._pace.emulated:
-            self._send(ShadowProgress(followed.number, max(followed.course.announced, 0), idle=False))
+            self._owner.send(ShadowProgress(followed.number, max(followed.course.announced, 0), idle=False))
 
     def _run_alone(self, followed: Followed, tokens: list[int]) -> None:
         """A whole pass, without a stop."""
@@ -234,13 +242,13 @@ class Passes:
 
     def _pass_ends(self, followed: Followed, token: int) -> None:
         self._running.pop(followed, None)
-        self._spans().add("head", "", self._since, self._now())
+        self._owner.spans.add("head", "", self._since, self._now())
         if followed.prefilled:
             followed.ended(token)
             self._draft(followed)
         else:
             followed.prefill_ended(token)
-        self._ended(followed)
+        self._owner.on_pass_ended(followed)
 
     def _drop(self, followed: Followed) -> None:
         """End its pass in flight."""
@@ -258,4 +266,4 @@ class Passes:
     def _fail(self, followed: Followed, error: BaseException) -> None:
         self._drop(followed)
         followed.broken = True
-        self._failed(error)
+        self._owner.on_pass_failed(error)

@@ -166,11 +166,10 @@ def embedded(
 
 @pytest.fixture
 def short_plans(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Plans simulate no 16 requests at once and one fit of a profile: that takes longer than the rest of a plan."""
+    """Plans simulate one fit of a profile, and drafts of one length."""
     from scheduler.drafts.length import AUTO
-    from scheduler.planning.scaling import TOGETHER, Together
+    from scheduler.planning.scaling import Together
 
-    monkeypatch.setattr("scheduler.planning.plan.TOGETHER", [one for one in TOGETHER if one.requests == 4])
     monkeypatch.setattr("scheduler.planning.plan.fitted", lambda setup: ())
     monkeypatch.setattr("scheduler.planning.plan.DRAFTED", [Together(1, False, AUTO)])
 

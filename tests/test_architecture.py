@@ -8,7 +8,7 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
@@ -20,9 +20,8 @@ PACKAGES = ("scheduler", "wire", "checkpoint", "main_node", "shadow_node", "work
 NODES = ("main_node", "shadow_node", "worker_node")
 MAX_LINES = 500
 """A longer file has more than one idea in it; most have below 200 lines."""
-MAX_FILES = 16
-GENERATED = ("__init__", "odmoe_pb2", "odmoe_pb2_grpc")
 MAX_INIT_LINES = 3
+MAX_PARAMETERS = 7
 LISTS_NAMES = (ROOT / "odmoe" / "__init__.py",)
 """What users import has to be named somewhere, for them and for their type checkers. It costs nothing all the same:
 each name is imported when it is first used, as tests/odmoe/api/test_public_names.py shows."""
@@ -222,12 +221,59 @@ def test_a_circle_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
         TopologicalSorter(graph).prepare()
 
 
-@pytest.mark.parametrize("top", [*PACKAGES, "scripts", "tests"])
-def test_folders_are_small_enough_to_take_in(top: str) -> None:
-    folders = {path.parent for path in (ROOT / top).rglob("*.py") if "__pycache__" not in path.parts}
-    counts = {folder: len([f for f in folder.glob("*.py") if f.stem not in GENERATED]) for folder in folders}
-    offences = [f"{folder.relative_to(ROOT)}/ has {n}" for folder, n in sorted(counts.items()) if n > MAX_FILES]
-    report(f"a folder may have {MAX_FILES} files; give those that belong together a folder of their own:", offences)
+def sibling_circles(files: Mapping[str, Path]) -> list[str]:
+    """Pairs of folders that import each other, neither of which lies within the other. `files`: by module."""
+    crossings: dict[tuple[Path, Path], list[str]] = {}
+    for name, path in files.items():
+        for other in imported(path, files) - {name}:
+            pair = path.parent, files[other].parent
+            crossings.setdefault(pair, []).append(f"{path.relative_to(ROOT)} imports {other}")
+    return [
+        "; ".join([*places, *crossings[there, here]])
+        for (here, there), places in sorted(crossings.items())
+        if here < there and (there, here) in crossings and not within_each_other(here, there)
+    ]
+
+
+def within_each_other(here: Path, there: Path) -> bool:
+    return here in there.parents or there in here.parents
+
+
+def test_no_two_folders_import_each_other() -> None:
+    """A folder is one idea. One within another is a part of it, and the two may know each other."""
+    files = {module_of(path): path for package in (*PACKAGES, "scripts") for path in (ROOT / package).rglob("*.py")}
+    report("what two folders share belongs into one of them, or above both:", sibling_circles(files))
+
+
+def test_folders_that_import_each_other_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    texts = {
+        "a/b/x": "from a.c import y",
+        "a/c/y": "",
+        "a/c/z": "import a.b.w",
+        "a/b/w": "import a.top",
+        "a/top": "import a.b.x",
+    }
+    for name, text in texts.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / f"{name}.py").write_text(text)
+    monkeypatch.setattr(sys.modules[__name__], "ROOT", tmp_path)
+    files = {module_of(path): path for path in sorted(tmp_path.rglob("*.py"))}
+    assert sibling_circles(files) == ["a/b/x.py imports a.c.y; a/c/z.py imports a.b.w"]
+
+
+@each_package
+def test_constructors_take_few_parameters(package: str) -> None:
+    offences = [
+        f"{at(path, method.lineno)} takes {count}"
+        for path in written(package)
+        for node in ast.walk(tree(path))
+        if isinstance(node, ast.ClassDef)
+        for method in node.body
+        if isinstance(method, ast.FunctionDef)
+        and method.name == "__init__"
+        and (count := len(method.args.args) - 1 + len(method.args.kwonlyargs)) > MAX_PARAMETERS
+    ]
+    report(f"a constructor has at most {MAX_PARAMETERS} parameters; those that belong together make a type:", offences)
 
 
 def too_long(paths: list[Path], limit: int) -> list[str]:

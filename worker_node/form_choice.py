@@ -21,8 +21,8 @@ from worker_node.slots import Slots
 class FormChoice:
     """What a worker is made with."""
 
-    forms: tuple[str, ...]
-    slots: int
+    forms: tuple[str, ...] = ("",)
+    slots: int = 1
     costs: tuple[FormCost, ...] = ()
     """Of the full form, and of those that the precision asks for; empty where they are unknown."""
 

@@ -24,9 +24,8 @@ from checkpoint.store import ExpertStore
 from checkpoint.tensors import received_tensor
 from scheduler.emulation.clock import Cancellation
 from scheduler.errors import ConfigError, ODMoEError, ProtocolError
-from scheduler.types import ExpertId, FormCost
+from scheduler.types import ExpertId
 from wire.base import Channel
-from wire.lent_threads import LentThreads
 from wire.messages import (
     AskUsage,
     Compute,
@@ -39,6 +38,7 @@ from wire.messages import (
 )
 from wire.serial import SerialThread
 from wire.sessions import Sessions
+from worker_node.form_choice import FormChoice
 from worker_node.loaders.base import Loader
 from worker_node.loaders.load_checks import LoadChecks
 from worker_node.measure import device_costs, load_bandwidth
@@ -46,6 +46,7 @@ from worker_node.module_cache import ModuleCache
 from worker_node.restorer import Restorer
 from worker_node.session import ComputeSession
 from worker_node.slots import Slots
+from worker_node.worker_threads import WorkerThreads
 
 SLOT_DEADLINE_S = 60.0
 """Most time for which a load waits until a computation has left its slot."""
@@ -88,11 +89,9 @@ class _Tenure:
 class Worker:
     """One worker node. It serves one main node at a time.
 
-    `forms`: all forms that may be loaded. A slot has room for the largest. With one other than the full form, which is
-    the empty string, and for a store with an encoding, device memory for one restored expert is allocated too. `lent`:
-    the main model's threads, where those are in this process; they compute what is in a slot while they wait.
-    `form_costs`: what forms cost here; empty where that was not measured. `checks`: which loads are compared with the
-    store's checksums, see `LoadChecks`. `threads`: how many restore an expert together, on a CPU.
+    `choice`: slots, and all forms that may be loaded. A slot has room for the largest. With one other than the full
+    form, which is the empty string, and for a store with an encoding, device memory for one restored expert is
+    allocated too. `checks`: which loads are compared with the store's checksums, see `LoadChecks`.
 
     Raises ConfigError; StoreError for a form that the store lacks; LaunchError where memory does not suffice or the
     store cannot be read.
@@ -104,13 +103,11 @@ class Worker:
         store: ExpertStore,
         arithmetic: ExpertArithmetic,
         loader: Loader,
-        slots: int,
-        forms: tuple[str, ...] = ("",),
-        lent: LentThreads | None = None,
-        form_costs: tuple[FormCost, ...] = (),
+        choice: FormChoice,
+        threads: WorkerThreads = WorkerThreads(),
         checks: str = "auto",
-        threads: int = 1,
     ) -> None:
+        forms, slots = choice.forms, choice.slots
         if not forms:
             raise ConfigError(f"{name} has no form in which to load experts; the full form is ''")
         self.name = name
@@ -118,12 +115,12 @@ class Worker:
         self.limits = message_limits(store)
         self.loader = loader
         self._on_cpu = loader.device == "cpu"
-        self.lent = lent
+        self.lent = threads.lent
         self.pace = loader.pace
         self.forms = forms
-        self.form_costs = form_costs
+        self.form_costs = choice.costs
         self.slots = Slots(slots, max(map(store.manifest.form_bytes, forms)), loader.device)
-        self.restorer = Restorer(store, arithmetic, forms, loader.device, threads)
+        self.restorer = Restorer(store, arithmetic, forms, loader.device, threads.restoring)
         loader.prepare(self.slots.buffers)
         self.load_bytes_per_s = load_bandwidth(store, loader, self.slots.buffers, forms[0])
         """The loader's bandwidth, measured here; these loads are not counted."""

@@ -14,7 +14,7 @@ from checkpoint.formats.packed import PackedFormat
 from scheduler.errors import UnsupportedFormatError
 
 if TYPE_CHECKING:
-    from checkpoint.sharding.weights import Place
+    from checkpoint.place import Place
 
 _BITS = 4
 _VALUES = 32 // _BITS

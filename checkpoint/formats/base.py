@@ -13,7 +13,7 @@ from checkpoint.formats.unreadable import DAMAGED, unreadable
 from scheduler.errors import CorruptCheckpointError, UnsupportedFormatError
 
 if TYPE_CHECKING:
-    from checkpoint.sharding.weights import Place
+    from checkpoint.place import Place
 
 
 class PublishedFormat(ABC):

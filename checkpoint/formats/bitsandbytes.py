@@ -15,7 +15,7 @@ import torch
 from checkpoint.formats.packed import PackedFormat
 
 if TYPE_CHECKING:
-    from checkpoint.sharding.weights import Place
+    from checkpoint.place import Place
 
 _STATES = tuple(f"weight.quant_state.bitsandbytes__{kind}" for kind in ("nf4", "fp4"))
 _WORDS = (

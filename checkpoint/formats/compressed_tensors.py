@@ -14,7 +14,7 @@ from checkpoint.formats.base import PublishedFormat, by_suffix
 from scheduler.errors import CorruptCheckpointError, UnsupportedFormatError
 
 if TYPE_CHECKING:
-    from checkpoint.sharding.weights import Place
+    from checkpoint.place import Place
 
 _READ = (
     *("pack-quantized", "int-quantized", "float-quantized", "naive-quantized"),

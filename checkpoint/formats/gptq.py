@@ -15,7 +15,7 @@ from checkpoint.formats.packed import PackedFormat
 from scheduler.errors import UnsupportedFormatError
 
 if TYPE_CHECKING:
-    from checkpoint.sharding.weights import Place
+    from checkpoint.place import Place
 
 _BITS = (2, 4, 8)
 _LAYOUTS = {"gptq": 1, "gptq_v2": 0}

@@ -13,7 +13,7 @@ from scheduler.errors import CorruptCheckpointError
 if TYPE_CHECKING:
     import torch
 
-    from checkpoint.sharding.weights import Place
+    from checkpoint.place import Place
 
 _BYTES = 16
 _NAN = 255

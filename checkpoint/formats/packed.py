@@ -11,7 +11,7 @@ from checkpoint.formats.base import PublishedFormat, by_suffix
 from scheduler.errors import CorruptCheckpointError
 
 if TYPE_CHECKING:
-    from checkpoint.sharding.weights import Place
+    from checkpoint.place import Place
 
 
 class PackedFormat(PublishedFormat):

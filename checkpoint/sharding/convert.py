@@ -11,10 +11,11 @@ import torch
 
 from checkpoint import family
 from checkpoint.formats.published import published_format
+from checkpoint.place import Place
 from checkpoint.sharding.model_directory import cure
 from checkpoint.sharding.quantised_weight import QuantisedWeight
 from checkpoint.sharding.source import Source
-from checkpoint.sharding.weights import DTYPES, Dense, Place, places
+from checkpoint.sharding.weights import DTYPES, Dense, places
 from scheduler.errors import CorruptCheckpointError, MissingShardError, UnsupportedFormatError
 
 _PART_BYTES = 1 << 25

@@ -17,10 +17,11 @@ from checkpoint.direct_io import Appender, sync_directory, write_synced
 from checkpoint.formats.gguf_file import write_settings
 from checkpoint.formats.settings import without_quantisation
 from checkpoint.manifest import MANIFEST, checksum
+from checkpoint.place import Place
 from checkpoint.sharding.model_directory import INDEX, cure
 from checkpoint.sharding.partial_store import Progress, claim, discard
 from checkpoint.sharding.source import Source
-from checkpoint.sharding.weights import Dense, Pieces, Place, finite_bytes
+from checkpoint.sharding.weights import Dense, Pieces, finite_bytes
 from checkpoint.store import ExpertStore, file_checksum
 from scheduler.errors import CorruptCheckpointError
 

@@ -12,9 +12,10 @@ import torch
 from checkpoint.formats.gguf_file import gguf_tokenizer, has_tokenizer
 from checkpoint.formats.gguf_weights import GgufWeights, gguf_weights
 from checkpoint.formats.unreadable import DAMAGED, unreadable
+from checkpoint.place import Place
 from checkpoint.sharding.convert import Conversion, Group, Part
 from checkpoint.sharding.model_directory import cure
-from checkpoint.sharding.weights import DTYPES, Place, buffer_bytes, read
+from checkpoint.sharding.weights import DTYPES, buffer_bytes, read
 from checkpoint.tensors import aligned_buffer
 from scheduler.errors import CheckpointError, CorruptCheckpointError, MissingShardError
 

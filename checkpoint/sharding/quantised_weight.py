@@ -12,7 +12,8 @@ import torch
 
 from checkpoint.formats.base import PublishedFormat
 from checkpoint.formats.unreadable import DAMAGED, unreadable
-from checkpoint.sharding.weights import DTYPES, Place, buffer_bytes, read
+from checkpoint.place import Place
+from checkpoint.sharding.weights import DTYPES, buffer_bytes, read
 from checkpoint.tensors import aligned_buffer
 from scheduler.errors import CorruptCheckpointError
 

@@ -6,7 +6,7 @@ import contextlib
 import math
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -14,6 +14,7 @@ import safetensors
 import torch
 
 from checkpoint.direct_io import PIECE_BYTES, open_direct, read_at, room_for
+from checkpoint.place import Place
 from checkpoint.sharding.model_directory import cure
 from checkpoint.sharding.source import Source, read_header
 from checkpoint.tensors import PAGE, aligned_buffer
@@ -35,23 +36,6 @@ DTYPES = {
     "F8_E8M0": torch.float8_e8m0fnu,
 }
 """Torch's dtype for each of safetensors' that a checkpoint's weights can have."""
-
-
-@dataclass(frozen=True)
-class Place:
-    """A tensor's bytes: `nbytes` from `start` of `file`. `dtype` in the words of safetensors."""
-
-    file: Path
-    dtype: str
-    shape: tuple[int, ...]
-    start: int
-    nbytes: int
-
-    def rows(self, first: int, last: int) -> Place:
-        """Rows first..last - 1 of the leading dimension: a contiguous part."""
-        row = self.nbytes // self.shape[0]
-        shape = (last - first, *self.shape[1:])
-        return replace(self, shape=shape, start=self.start + first * row, nbytes=(last - first) * row)
 
 
 class DequantisedWeight(Protocol):

@@ -7,6 +7,7 @@ import math
 import secrets
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -25,6 +26,18 @@ _REFUSALS = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError
 """How Transformers takes settings that it does not check."""
 
 
+@dataclass(frozen=True, slots=True)
+class Ends:
+    """Tokens that end an answer."""
+
+    ignore_eos: bool = False
+    """The model's end-of-sequence tokens do not."""
+    own: int | None = None
+    """One more end-of-sequence token, the tokenizer's."""
+    stop_token_ids: tuple[int, ...] = ()
+    """These do in any case."""
+
+
 class Chooser:
     """Chooses one answer's tokens: those of `model.generate(...)` with the same logits and seed, and with our
     processors as its `logits_processor`."""
@@ -35,30 +48,27 @@ class Chooser:
         sampling: Sampling,
         prompt: list[int],
         room: int,
-        ignore_eos: bool = False,
         logprobs: int | None = None,
         follow: Callable[[frozenset[int], int], Guide] | None = None,
-        own_end: int | None = None,
-        stop_token_ids: tuple[int, ...] = (),
+        ends: Ends = Ends(),
     ) -> None:
         """`room`: most new tokens. `logprobs`: how many of the most probable tokens to tell at each place. `follow`:
-        (end-of-sequence tokens, tokens of the vocabulary) -> a guide. `own_end`: one more end-of-sequence token, the
-        tokenizer's. `stop_token_ids`: tokens that end the answer in any case. Raises ConfigError for settings that
+        (end-of-sequence tokens, tokens of the vocabulary) -> a guide. Raises ConfigError for settings that
         Transformers refuses, and for what the model does not have."""
         self._device: torch.device = model.device
         self.ignored = ignored(model)
         """Generation settings of the model that are not supported."""
         vocabulary = model.get_input_embeddings().num_embeddings
-        for token in stop_token_ids:
+        for token in ends.stop_token_ids:
             if not 0 <= token < vocabulary:
                 raise ConfigError(
                     f"stop_token_ids has {token}; allowed: 0 to {vocabulary - 1}, the model has {vocabulary} tokens"
                 )
 
         def prepared(model: Any) -> Any:
-            ends = {"eos_token_id": None} if ignore_eos else _with_end(model, own_end, vocabulary)
+            eos = {"eos_token_id": None} if ends.ignore_eos else _with_end(model, ends.own, vocabulary)
             config, _ = model._prepare_generation_config(
-                None, **sampling.overrides(), **ends, **NEUTRAL, max_new_tokens=room
+                None, **sampling.overrides(), **eos, **NEUTRAL, max_new_tokens=room
             )
             model._prepare_special_tokens(config, True, device=self._device)
             return model._prepare_generated_length(config, True, True, "input_ids", len(prompt), None)
@@ -67,7 +77,7 @@ class Chooser:
         eos = config._eos_token_tensor
         self.ends: frozenset[int] = frozenset(to_host(eos)[0].tolist() if eos is not None else ())
         """End-of-sequence tokens."""
-        self.last_tokens = self.ends | frozenset(stop_token_ids)
+        self.last_tokens = self.ends | frozenset(ends.stop_token_ids)
         """The answer ends with any of these, which is no part of its text."""
         self._guide = follow(self.ends, vocabulary) if follow is not None else None
         own = processors_of(sampling, len(prompt), self._guide, vocabulary, self._device)

@@ -4,25 +4,27 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from typing import Protocol
 
-from main_node.checks.arbiter import Arbiter
-from main_node.checks.audits import Audits
+from main_node.checks.verification import Verification
 from main_node.engine.deadlines import Deadlines
 from main_node.engine.layer import LayersInFlight, LayerWork, compute_message
+from main_node.engine.open_request import OpenRequest
 from main_node.engine.output_checks import OutputChecks
 from main_node.engine.pace import Pace, RealPace
 from main_node.engine.peer import prediction_of
 from main_node.engine.peers import Peers
 from main_node.engine.sequence import Sequence, shadow_messages
 from main_node.engine.tracing import MainSpans, StallSpans, gather
-from main_node.figures.totals import Totals
-from main_node.reach import Reach
+from main_node.reach import Reach, Window
 from main_node.shadow_sender import ShadowSender
+from main_node.totals import Totals
 from scheduler import types as t
 from scheduler.alignment import AT_ONCE
 from scheduler.core.machine import Core
 from scheduler.core.stats import RequestStats
+from scheduler.departure import LOOKAHEAD
 from scheduler.errors import AnswerWithdrawnError, ClusterError, ProtocolError, RequestFailedError
 from scheduler.model_limits import ModelLimits, limits_of_shape
 from scheduler.trace import Span
@@ -37,63 +39,62 @@ class Observer(Protocol):
         """The scheduler has handled an event: its time, and the commands that follow. The engine's lock is held."""
 
 
+@dataclass(frozen=True, slots=True)
+class Waits:
+    """Longest waits, in seconds; see `Deadlines`."""
+
+    answer_s: float = 30.0
+    worker_s: float = 60.0
+    shadow_s: float = 10.0
+
+
 class Engine:
     """Thread-safe: events may be posted from any thread; one at a time reaches the scheduler.
 
-    `answer_s`: see `Peers`. `lookahead`: how many passes the shadow may be ahead of the main model. `departure`: when
-    the shadow starts a pass, see `scheduler.departure`. `observers`: see `Observer`.
-    `audits`, `arbiter`: see `OutputChecks`.
-    `worker_wait_s` and `shadow_s`: see `Deadlines`.
-    `limits`: what messages may hold; the shape's alone if not given.
+    `departure`: when the shadow starts a pass, see `scheduler.departure`. `limits`: what messages may hold; the shape's
+    alone if not given.
     """
 
     def __init__(
         self,
         core: Core,
         hello: w.Hello,
-        answer_s: float = 30.0,
-        lookahead: int = 2,
+        waits: Waits = Waits(),
         departure: str = AT_ONCE,
         pace: Pace | None = None,
-        observers: Iterable[Observer] = (),
-        audits: Audits | None = None,
-        arbiter: Arbiter | None = None,
-        worker_wait_s: float = 60.0,
-        shadow_s: float = 10.0,
+        verification: Verification = Verification(),
         limits: ModelLimits | None = None,
     ) -> None:
         self.core = core
         self.pace = pace or RealPace()
         self.spans = MainSpans(hello.trace, self.pace.now)
-        self.lookahead = lookahead
-        self.reach = Reach(lookahead, len(core.shape.layers))
+        self._requests: dict[int, OpenRequest] = {}
+        self.reach = Reach(self._requests, LOOKAHEAD, len(core.shape.layers))
         self.departure = departure
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
         self.lent = LentThreads()
         """The threads that run the model, while they wait for a layer."""
-        self.peers = Peers(self, self._changed, hello, answer_s, limits or limits_of_shape(core.shape))
-        self._arbiter = arbiter
-        self.checks = OutputChecks(self.peers, self._changed, self._withdraw, audits, arbiter)
-        self.deadlines = Deadlines(self, self._lock, worker_wait_s, shadow_s, answer_s)
-        stalls = [StallSpans(self.spans, core)] if hello.trace else []
-        self._observers: list[Observer] = [*observers, self.deadlines, *stalls]
+        self.peers = Peers(self, self._changed, hello, waits.answer_s, limits or limits_of_shape(core.shape))
+        self._verification = verification
+        self.checks = OutputChecks(self._requests, self.peers, self._changed, self._withdraw, verification)
+        self.deadlines = Deadlines(self, self._lock, waits.worker_s, waits.shadow_s, waits.answer_s)
+        self._observers: list[Observer] = [self.deadlines]
+        if hello.trace:
+            self._observers.append(StallSpans(self.spans, core))
         self.on_draft: Callable[[w.Draft], None] = lambda draft: None
         """Called with each token that the shadow drafts, without the lock."""
         self._inbox: list[t.Event] = []
         self._draining = False
         self._now = 0.0
-        self._requests: dict[int, Sequence] = {}
-        self._answers: dict[int, int] = {}
-        """Request -> tokens of its answer, until it is closed."""
         self._layers = LayersInFlight()
         self._to_shadow = ShadowSender(self.peers, threaded=not self.pace.emulated)
-        self._failed: dict[int, tuple[type[RequestFailedError], str]] = {}
-        """Request -> how and why it failed; until it is closed."""
-        self._shared: set[int] = set()
-        """Requests beside which another was opened."""
         self._ended = Totals()
         """Of all steps and drafts, and of the requests that are closed."""
+
+    def add_observer(self, observer: Observer) -> None:
+        """Before the first event."""
+        self._observers.append(observer)
 
     # --- what the peers say -------------------------------------------------------------------------------------
 
@@ -198,24 +199,25 @@ class Engine:
         else:
             self._act_on_shadow(command)
 
-    def _fail(self, request: int, kind: type[RequestFailedError], reason: str) -> None:
-        self._failed[request] = kind, reason
-        self._layers.release(request)
+    def _fail(self, number: int, kind: type[RequestFailedError], reason: str) -> None:
+        request = self._requests.get(number)
+        if request is not None:
+            request.failure = kind, reason
+        self._layers.release(number)
 
     def _withdraw(self, request: int, reason: str) -> None:
         """See `OutputChecks`."""
-        if request in self.core.stats and request not in self._failed:
+        if request in self.core.stats and self._failure(request) is None:
             self._fail(request, AnswerWithdrawnError, f"its tokens may be wrong, since {reason}; ask again")
             self.post(t.RequestClosed(request))
 
     def _act_on_shadow(self, command: t.Follow | t.Align | t.Unfollow) -> None:
-        data, policy = self._requests.get(command.request), self.core.alignment
+        request, policy = self._requests.get(command.request), self.core.alignment
+        data = request.sequence if request is not None else None
         if isinstance(command, t.Align):
-            self.reach.announced(command.request, command.step, command.drafts)
+            self.reach.on_announced(command.request, command.step, command.drafts)
         self._to_shadow.send(
-            lambda carrier: self._spanned(
-                shadow_messages(command, data, policy, self.lookahead, self.departure, carrier)
-            )
+            lambda carrier: self._spanned(shadow_messages(command, data, policy, LOOKAHEAD, self.departure, carrier))
         )
 
     def _spanned(self, messages: Iterable[w.Message]) -> Iterator[w.Message]:
@@ -242,40 +244,37 @@ class Engine:
 
     def idle(self) -> bool:
         """Nothing is left of any request, here or in the scheduler."""
-        left = self._requests or self._layers or self._failed or len(self.peers.owed) or self.core.snapshot().loads
+        left = self._requests or self._layers or len(self.peers.owed) or self.core.snapshot().loads
         return not left and self.core.idle()
 
     # --- the main model's side ----------------------------------------------------------------------------------
 
     def open_request(self, number: int, data: Sequence, prompt_tokens: int) -> None:
         with self._lock:
-            self._shared.update(self.core.stats)
-            self._requests[number] = data
-            self.checks.opened(number)
-            self.reach.opened(number, prompt_tokens, data.max_new_tokens)
+            for other in self._requests.values():
+                other.is_shared = True
+            window = Window(prompt_tokens, prompt_tokens + data.max_new_tokens)
+            self._requests[number] = OpenRequest(data, window)
             self.post(t.RequestOpened(number, prompt_tokens))
 
     def answered(self, number: int) -> None:
         """The request has its last token. It is open until its predictions are complete."""
         with self._lock:
-            self._take_back(number)
-
-    def _take_back(self, number: int) -> None:
-        """No pass of a request follows."""
-        data = self._requests.pop(number, None)
-        if data is not None:
-            self._answers[number] = len(data.tokens)
+            request = self._requests.get(number)
+            if request is not None:
+                request.end_answer()
 
     def close_request(self, number: int) -> None:
         with self._lock:
-            self._take_back(number)
-            tokens = self._answers.pop(number, 0)
+            request = self._requests.get(number)
+            tokens = 0
+            if request is not None:
+                request.end_answer()
+                tokens = request.answer_tokens
             self._ended.answer_tokens += tokens
             self.post(t.RequestClosed(number, tokens))
-            self._failed.pop(number, None)
-            self.checks.closed(number)
-            self.reach.closed(number)
-            self._shared.discard(number)
+            if self._requests.pop(number, None) is not None:
+                self.reach.on_closed()
             stats = self.core.stats.pop(number, None)
             if stats is not None:
                 self._ended.add(stats)
@@ -303,7 +302,8 @@ class Engine:
         if traced:
             self.spans.gate(visit)
         with self._lock:
-            if visit.request not in self._requests:
+            request = self._requests.get(visit.request)
+            if request is None or request.sequence is None:
                 raise RequestFailedError(f"request {visit.request} was closed")
             self._layers[visit] = layer
             self.post(t.GateFired(visit, layer.rows, layer.chosen, layer.scores))
@@ -314,7 +314,7 @@ class Engine:
         """Until every expert of the layer has answered. Workers that are silent for too long are lost meanwhile, and
         the layer waits for others. Raises RequestFailedError."""
         wait_s = self.peers.owed.answer_s
-        while visit.request not in self._failed and not layer.wait(wait_s):
+        while self._failure(visit.request) is None and not layer.wait(wait_s):
             wait_s = self.peers.drop_silent()
             self._check_owed(visit, layer)
         self.check(visit.request)
@@ -322,11 +322,16 @@ class Engine:
     def check(self, request: int) -> None:
         """Raises RequestFailedError for a request that has failed or was closed, AnswerWithdrawnError for one whose
         tokens may be wrong."""
-        kind, reason = self._failed.get(request, (None, ""))
-        if kind is not None:
+        failure = self._failure(request)
+        if failure is not None:
+            kind, reason = failure
             raise kind(f"request {request} failed: {reason}")
         if request not in self.core.stats:
             raise RequestFailedError(f"request {request} was closed")
+
+    def _failure(self, number: int) -> tuple[type[RequestFailedError], str] | None:
+        request = self._requests.get(number)
+        return request.failure if request is not None else None
 
     def waiting(self) -> bool:
         """Requests wait for workers that are missing."""
@@ -376,22 +381,22 @@ class Engine:
             found = self._ended.copy()
             for stats in self.core.stats.values():
                 found.add(stats)
-            found.answer_tokens += sum(len(data.tokens) for data in self._requests.values())
-            found.answer_tokens += sum(self._answers.values())
+            found.answer_tokens += sum(request.tokens for request in self._requests.values())
             return found
 
     def carried(self, number: int) -> dict[str, int] | None:
         """See `Roster.carried`. None where other requests are open, or were opened meanwhile, too."""
         with self._lock:
-            alone = number not in self._shared and self.core.stats.keys() <= {number}
+            request = self._requests.get(number)
+            alone = self.core.stats.keys() <= {number} and not (request is not None and request.is_shared)
             return self.peers.roster.carried() if alone else None
 
     def close(self) -> None:
         """End every stream, and take no new one. A request that still waits for a worker fails."""
         self.peers.close()
         self._to_shadow.close()
-        if self._arbiter is not None:
-            self._arbiter.close()
+        if self._verification.arbiter is not None:
+            self._verification.arbiter.close()
         with self._lock:
             self.deadlines.close()
         self.deadlines.join()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 
@@ -13,10 +13,12 @@ import torch
 
 from checkpoint.devices.transfer import to_host
 from main_node.checks.arbiter import Arbiter
-from main_node.checks.audits import MOST_BYTES, SMALLER, Audits, Case, agree, in_doubt, liars
+from main_node.checks.audits import MOST_BYTES, SMALLER, Case, agree, in_doubt, liars
 from main_node.checks.outputs import gains, is_finite, is_intact, is_usable, read_output
 from main_node.checks.suspects import Source
+from main_node.checks.verification import Verification
 from main_node.engine.layer import LayerWork
+from main_node.engine.open_request import OpenRequest
 from main_node.engine.peers import Peers
 from scheduler import types as t
 from scheduler.errors import ODMoEError, ProtocolError
@@ -34,34 +36,28 @@ _log = logging.getLogger(__name__)
 
 
 class OutputChecks:
-    """`changed`: the engine's lock, which is held wherever nothing else is said. `withdraw(request, why)`: called for
-    open requests whose answers have an output of a worker that was found to lie. `audits`, `arbiter`: None where
-    nothing is computed twice.
+    """`requests`: those that are open. `changed`: the engine's lock, which is held wherever nothing else is said.
+    `withdraw(request, why)`: called for open requests whose answers have an output of a worker that was found to lie.
     """
 
     def __init__(
         self,
+        requests: Mapping[int, OpenRequest],
         peers: Peers,
         changed: threading.Condition,
         withdraw: Callable[[int, str], None],
-        audits: Audits | None = None,
-        arbiter: Arbiter | None = None,
+        verification: Verification,
     ) -> None:
-        self.audits = audits
+        self.audits = verification.audits
         self.computations = 0
         """Whose outputs were taken, without audits."""
-        self._arbiter = arbiter
+        self._arbiter = verification.arbiter
+        self._requests = requests
         self._peers = peers
         self._changed = changed
         self._withdraw = withdraw
-        self._used: dict[int, set[Source]] = {}
-        """Open request -> workers with an output in its answer."""
-        self._doubted: set[int] = set()
-        """Open requests whose answers may have a wrong output."""
         self._disputes: dict[Case, set[Source]] = {}
         """Waiting for the arbiter -> workers of which at least one gave a wrong output."""
-        self._largest: dict[int, dict[Source, tuple[float, Case]]] = {}
-        """Open request -> worker -> the row of its outputs that grew most, and how many times."""
         self._usual_gain = LARGE_GAIN
         """Rows that grow more are compared at once. Grows with rows that were found right."""
         self._smaller: set[tuple[int, int]] = set()
@@ -69,25 +65,18 @@ class OutputChecks:
 
     # --- requests -----------------------------------------------------------------------------------------------
 
-    def opened(self, request: int) -> None:
-        self._used[request] = set()
-        self._largest[request] = {}
-
-    def closed(self, request: int) -> None:
-        self._used.pop(request, None)
-        self._doubted.discard(request)
-        self._largest.pop(request, None)
-
     def settle(self, request: int) -> bool:
         """Wait for the arbiter where it decides about a worker with an output in this answer. Whether the answer is
         free of doubt then. Called without the lock."""
         with self._changed:
-            self._changed.wait_for(lambda: not self._is_disputed(request), SETTLE_S)
-            return request not in self._doubted and not self._is_disputed(request)
+            found = self._requests.get(request)
+            if found is None:
+                return True
+            self._changed.wait_for(lambda: not self._is_disputed(found), SETTLE_S)
+            return not (found.is_doubted or self._is_disputed(found))
 
-    def _is_disputed(self, request: int) -> bool:
-        used = self._used.get(request, set())
-        return any(not used.isdisjoint(sources) for sources in self._disputes.values())
+    def _is_disputed(self, request: OpenRequest) -> bool:
+        return any(not request.sources.isdisjoint(sources) for sources in self._disputes.values())
 
     # --- outputs ------------------------------------------------------------------------------------------------
 
@@ -131,24 +120,25 @@ class OutputChecks:
         elif is_finite(hidden) and is_finite(weights):
             layer.not_finite[call.expert.expert, call.start] = source
             return NOT_FINITE
-        used = self._used.get(call.visit.request)
-        if used is not None:
-            used.add(source)
-        if output.is_cpu and used is not None:
-            self._note_gain(call, source, hidden, weights, output)
+        request = self._requests.get(call.visit.request)
+        if request is not None:
+            request.sources.add(source)
+        if output.is_cpu and request is not None:
+            self._note_gain(call, request, hidden, weights, output)
         layer.keep(call, output)
         self.computations += 1
         return ""
 
     def _note_gain(
-        self, call: t.Compute, source: Source, hidden: torch.Tensor, weights: torch.Tensor, output: torch.Tensor
+        self, call: t.Compute, request: OpenRequest, hidden: torch.Tensor, weights: torch.Tensor, output: torch.Tensor
     ) -> None:
         """Keep each worker's row that grew most: if a request's logits are not finite, the arbiter looks at those."""
+        source = self._peers.suspects.source(call.worker)
         if (call.worker, call.slot) in self._smaller:
             return
         most, row = gains(output, hidden).nan_to_num(nan=0.0).max(0)  # NaN: a row of zeros of zeros
         gain, at = most.item(), int(row)
-        kept = self._largest.setdefault(call.visit.request, {})
+        kept = request.largest_gains
         if source in kept and gain <= kept[source][0]:
             return
         rows = slice(at, at + 1)
@@ -168,9 +158,11 @@ class OutputChecks:
         """A request's logits are not finite: was that a worker? Waits for the arbiter; an answer with an output of a
         worker that lied is withdrawn then. Called without the lock."""
         with self._changed:
-            suspects = self._largest.pop(request, {}).values()
-            for _, case in sorted(suspects, key=lambda one: -one[0]):
-                self._arbitrate_alone(case)
+            found = self._requests.get(request)
+            if found is not None:
+                suspects, found.largest_gains = found.largest_gains, {}
+                for _, case in sorted(suspects.values(), key=lambda one: -one[0]):
+                    self._arbitrate_alone(case)
         self.settle(request)
 
     def _read(
@@ -195,7 +187,8 @@ class OutputChecks:
 
     def _doubt(self, sources: set[Source]) -> None:
         """Answers with an output of one of them may be wrong."""
-        self._doubted |= {request for request, used in self._used.items() if not used.isdisjoint(sources)}
+        for request in self._requests.values():
+            request.is_doubted |= not request.sources.isdisjoint(sources)
 
     def _drop(self, source: Source) -> None:
         if self._peers.suspects.source(source.number) is source:  # else another process has come in its place
@@ -306,6 +299,6 @@ class OutputChecks:
         what = f"differs by {far:.2%} from" if math.isfinite(far) else "is not finite, unlike"
         proof = f"that of expert {expert} of layer {layer} {what} what the main node computes"
         source.proof = source.proof or proof
-        for request, used in list(self._used.items()):
-            if source in used:
-                self._withdraw(request, str(source.error))
+        for number, request in list(self._requests.items()):
+            if source in request.sources:
+                self._withdraw(number, str(source.error))

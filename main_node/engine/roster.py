@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Literal
 
-from main_node.figures.figures import NodeFigures
+from main_node.figures import NodeFigures
 from wire.base import Role
 from wire.messages import Align, Compute, Computed, Prediction, ShadowReady, WorkerReady
 from wire.traffic import Traffic

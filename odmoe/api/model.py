@@ -17,6 +17,7 @@ from odmoe.api.names import named_as_keywords
 from odmoe.api.options import Options, merge_options
 from odmoe.api.text_answer import TextAnswer
 from odmoe.chat import chat_text
+from odmoe.clusters.retries import Retrying
 from odmoe.settings.settings import Settings
 from odmoe.start import start_cluster
 from scheduler.closing import Closing
@@ -109,9 +110,7 @@ class Model(Closing):
             prompt,
             max_new_tokens,
             how,
-            settings.retry,
-            settings.launch_s,
-            notify,
+            Retrying(settings.retry, settings.launch_s, notify),
         )
 
     def _stream(self, query: Query) -> Stream:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from odmoe.clusters.retries import RetriedAnswer
+from odmoe.clusters.retries import RetriedAnswer, Retrying
 from scheduler.closing import Closing
 
 if TYPE_CHECKING:
@@ -39,16 +39,13 @@ class TextAnswer(Closing, Iterator[Piece]):
         prompt: list[int],
         max_new_tokens: int,
         how: How,
-        retries: int = 0,
-        wait_s: float = 0.0,
-        notify: Callable[[str], None] = lambda text: None,
+        retrying: Retrying = Retrying(),
     ) -> None:
-        """`retries`, `wait_s`, `notify`: see `RetriedAnswer`."""
         self.report: Report | None = None
         """The figures, once the answer has ended."""
         self._given_up = threading.Event()
         self._under_way: set[Answering] = set()
-        retried = RetriedAnswer(cluster, retries, wait_s, notify, self._given_up, self._under_way)
+        retried = RetriedAnswer(cluster, retrying, self._given_up, self._under_way)
         self._pieces = self._read(retried, tokenizer, prompt, max_new_tokens, how)
 
     def _read(

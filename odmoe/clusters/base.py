@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import Protocol, Self, Unpack
 
 from main_node.answer import Step
-from main_node.figures.figures import Figures
+from main_node.figures import Figures
 from main_node.sampling import How
 from odmoe.settings.settings import Settings
 from scheduler.trace import Span

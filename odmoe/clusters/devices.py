@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 import torch
 
@@ -11,9 +11,6 @@ from checkpoint.devices.names import AUTO, accelerator, count, find_device
 from odmoe.settings.declarations import CUDA, ROLES
 from odmoe.settings.settings import Settings
 from odmoe.settings.table import flag
-
-if TYPE_CHECKING:
-    from odmoe.machines.cluster_file import Host
 
 
 def device_of(settings: Settings, role: str) -> torch.device:
@@ -40,10 +37,10 @@ def _like_workers(settings: Settings) -> torch.device:
     return torch.device(CUDA, index if index < count() else 0)
 
 
-def with_workers_of(settings: Settings, hosts: Iterable[Host]) -> Settings:
-    """The settings that `auto` of the main node and the shadow follows. `hosts`: those of a cluster file. Where all
-    workers are on GPUs by their hosts' own settings, so are those of the settings."""
-    of_workers = [settings.replace(**host.settings) for host in hosts if host.role == "worker_node"]
+def with_workers_of(settings: Settings, worker_hosts: Iterable[Mapping[str, Any]]) -> Settings:
+    """The settings that `auto` of the main node and the shadow follows. `worker_hosts`: the settings of each worker's
+    host in a cluster file. If all workers are on GPUs by these, so are the workers of the result."""
+    of_workers = [settings.replace(**host) for host in worker_hosts]
     if of_workers and settings.loader_used != CUDA and all(one.loader_used == CUDA for one in of_workers):
         return settings.replace(worker_device=CUDA, loader=CUDA)
     return settings

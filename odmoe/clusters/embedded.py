@@ -11,9 +11,9 @@ from checkpoint.expert import ExpertArithmetic
 from checkpoint.kernels import linear_of
 from checkpoint.store import ExpertStore
 from main_node.answer import Answer
+from main_node.collect_figures import figures_of
 from main_node.engine.reconnector import keep_connected
-from main_node.figures.collect import figures_of
-from main_node.figures.figures import Figures
+from main_node.figures import Figures
 from main_node.sampling import How
 from main_node.shadow_start import ShadowStart
 from odmoe.clusters.base import Say

@@ -15,12 +15,14 @@ from checkpoint.store import ExpertStore
 from main_node.admission import Sharing
 from main_node.checks.arbiter import Arbiter
 from main_node.checks.audits import AUTO_SHARE, Audits
+from main_node.checks.verification import Verification
 from main_node.drafting import DraftSource
-from main_node.engine.engine import Engine
+from main_node.engine.engine import Engine, Waits
 from main_node.engine.pace import MainPace
 from main_node.engine.peers import Connect
 from main_node.node import MainNode
 from main_node.shadow_start import ShadowStart
+from main_node.sources import Computing, PredictionSources, TextRules
 from odmoe.clusters.configuration import Configuration, Resources, find_token_predictor
 from odmoe.clusters.devices import device_of
 from odmoe.clusters.timed_streams import MainStreamEnd, TimedChannel, TimedHandler, TimedNode
@@ -42,6 +44,7 @@ from worker_node.form_choice import FormChoice, choose_forms, emulated_costs, se
 from worker_node.loaders.base import Loader
 from worker_node.loaders.make import make_loader
 from worker_node.node import Worker
+from worker_node.worker_threads import WorkerThreads
 
 
 def emulation_of(settings: Settings) -> Emulation | None:
@@ -82,17 +85,18 @@ def make_engine(
     manifest, traced = store.manifest, settings.trace is not None
     hello = Hello(PROTOCOL_VERSION, manifest.model_digest, manifest.dtype, "main", traced, secrets.token_hex(16))
     pace = MainPace(emulation) if emulation else None
-    return Engine(
+    engine = Engine(
         make_core(configuration.core),
         hello,
-        pace=pace,
-        observers=[recorder] if recorder else (),
-        departure=configuration.core.system.departure,
-        worker_wait_s=settings.worker_wait,
-        audits=_audits(settings, emulation),
-        arbiter=Arbiter(store, linear_of(settings.kernel)),
-        limits=message_limits(store),
+        Waits(worker_s=settings.worker_wait),
+        configuration.core.system.departure,
+        pace,
+        Verification(_audits(settings, emulation), Arbiter(store, linear_of(settings.kernel))),
+        message_limits(store),
     )
+    if recorder is not None:
+        engine.add_observer(recorder)
+    return engine
 
 
 def _audits(settings: Settings, emulation: Emulation | None) -> Audits | None:
@@ -130,18 +134,8 @@ def make_worker(
         else:
             found = settled(found, resources.full_slots, emulated_costs(emulation.profile, store, resources.forms))
     loader = loader_of(found.forms)
-    worker = Worker(
-        f"worker {number}",
-        store,
-        arithmetic,
-        loader,
-        found.slots,
-        found.forms,
-        lent,
-        found.costs,
-        settings.check_loads,
-        settings.threads_a_node,
-    )
+    threads = WorkerThreads(lent, settings.threads_a_node)
+    worker = Worker(f"worker {number}", store, arithmetic, loader, found, threads, settings.check_loads)
     return with_timing(worker, emulation)
 
 
@@ -164,7 +158,14 @@ def make_main(settings: Settings, store: ExpertStore, engine: Engine, shadow: Sh
     tokenizer = KeptTokenizer(store.dense)
     token_file = find_token_predictor(settings, store)
     linear = linear_of(settings.kernel)
-    sharing = Sharing(settings.parallel, settings.queue, settings.prefill_chunk, settings.batch_dense)
+    sharing = Sharing(
+        settings.parallel,
+        settings.queue,
+        settings.prefill_chunk,
+        settings.batch_dense,
+        settings.ctx_size,
+        settings.launch_s,
+    )
     drafts = None
     if settings.has_drafts:
         late = settings.system_config.departure == LATE
@@ -172,17 +173,9 @@ def make_main(settings: Settings, store: ExpertStore, engine: Engine, shadow: Sh
     return MainNode(
         store,
         engine,
-        dtype,
+        Computing(dtype, device, linear),
         shadow,
-        settings.launch_s,
-        make_stopper(store.dense, tokenizer),
-        settings.ctx_size,
-        token_file,
-        linear,
         sharing,
-        device,
-        drafts,
-        make_guides(store.dense, tokenizer),
-        settings.predictor_learning_rate,
-        end_token(tokenizer),
+        TextRules(make_stopper(store.dense, tokenizer), make_guides(store.dense, tokenizer), end_token(tokenizer)),
+        PredictionSources(drafts, token_file, settings.predictor_learning_rate),
     )

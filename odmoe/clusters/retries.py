@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Generator, Iterator
 from contextlib import closing
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from odmoe.terminal import counted
@@ -26,25 +26,31 @@ AGAIN_S = 0.5
 """Between two looks for a main node that starts again."""
 
 
+@dataclass(frozen=True, slots=True)
+class Retrying:
+    """What becomes of a request whose main node is lost."""
+
+    times: int = 0
+    """How often it is sent again."""
+    wait_s: float = 0.0
+    """How long to wait for a main node each time."""
+    notify: Callable[[str], None] = lambda text: None
+    """Gets a line about each retry."""
+
+
 class RetriedAnswer:
     """The steps of one answer, each token once, whatever number of main nodes computed it."""
 
     def __init__(
         self,
         cluster: Cluster,
-        retries: int,
-        wait_s: float,
-        notify: Callable[[str], None],
+        retrying: Retrying,
         given_up: threading.Event,
         under_way: set[Answering],
     ) -> None:
-        """`retries`: how often the request is sent again. `wait_s`: how long to wait for a lost main node each time.
-        `notify`: gets a line about each retry. `given_up`: set when nobody wants the answer any more. `under_way`: the
-        answer that is being read is in it."""
+        """`given_up`: set when nobody wants the answer any more. `under_way`: has the answer that is being read."""
         self._cluster = cluster
-        self._retries = retries
-        self._wait_s = wait_s
-        self._notify = notify
+        self._retries, self._wait_s, self._notify = retrying.times, retrying.wait_s, retrying.notify
         self._given_up = given_up
         self._under_way = under_way
         self._tokens: list[int] = []

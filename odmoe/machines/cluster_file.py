@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -111,6 +111,11 @@ class ClusterFile:
                 return host
         known = ", ".join(host.name for host in self.hosts)
         raise ConfigError(f"{name!r} is no host of {self.path}; there are: {known}")
+
+
+def worker_settings(hosts: Iterable[Host]) -> list[dict[str, Any]]:
+    """The settings of each host of a worker."""
+    return [host.settings for host in hosts if host.role == "worker_node"]
 
 
 def read_cluster_file(path: Path) -> ClusterFile:

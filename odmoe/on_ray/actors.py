@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import ray
 
 from main_node.answer import Step
-from main_node.figures.collect import figures_of
-from main_node.figures.figures import Figures
+from main_node.collect_figures import figures_of
+from main_node.figures import Figures
 from main_node.node import MainNode
 from odmoe.clusters.credentials import credentials
 from odmoe.clusters.process import prefer_as_victim
@@ -198,7 +198,8 @@ class Main(NodeProcess):
 def _of_main_host(settings: Settings, hosts: Sequence[Host]) -> Settings:
     """The settings with those of the cluster file for the main node's host alone."""
     from odmoe.clusters.devices import with_workers_of
+    from odmoe.machines.cluster_file import worker_settings
 
-    settings = with_workers_of(settings, hosts)
+    settings = with_workers_of(settings, worker_settings(hosts))
     device = next((host.settings.get("main_device") for host in hosts if host.role == "main_node"), None)
     return settings if device is None else settings.replace(main_device=device)

@@ -21,7 +21,7 @@ from ray._raylet import AuthenticationTokenLoader  # type: ignore[attr-defined] 
 from ray.exceptions import ActorAlreadyExistsError, RayError
 
 from checkpoint.store import ExpertStore
-from main_node.figures.figures import Figures
+from main_node.figures import Figures
 from main_node.sampling import How
 from odmoe.clusters.process import undisturbed
 from odmoe.on_ray.actors import Main, Serving

@@ -20,6 +20,7 @@ from main_node.engine.reconnector import Reconnector
 from odmoe.clusters.credentials import credentials
 from odmoe.clusters.devices import with_workers_of
 from odmoe.clusters.nodes import timed_connect
+from odmoe.machines.cluster_file import worker_settings
 from odmoe.on_ray.calls import get
 from odmoe.on_ray.node_actor import NodeActor
 from odmoe.on_ray.seats import NAMESPACE, Seat, hosts_of_launcher, seats_of_role
@@ -132,7 +133,7 @@ class Fleet:
         """The settings, with those of the cluster file for this host alone."""
         settings, hosts = self._settings, self._declared_hosts
         if seat.role == "shadow_node":
-            settings = with_workers_of(settings, hosts.values())
+            settings = with_workers_of(settings, worker_settings(hosts.values()))
         return settings.replace(**hosts[seat.address].settings) if seat.address in hosts else settings
 
     def facts(self) -> list[dict[str, Any]]:

@@ -20,7 +20,7 @@ from prometheus_client.metrics_core import (
 from scheduler.errors import ODMoEError
 
 if TYPE_CHECKING:
-    from main_node.figures.figures import Figures, NodeFigures
+    from main_node.figures import Figures, NodeFigures
     from odmoe.clusters.base import Cluster
 
 DEADLINE_S = 5.0

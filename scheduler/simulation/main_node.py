@@ -14,8 +14,8 @@ from scheduler import types as t
 from scheduler.simulation.events import EventHeap
 from scheduler.simulation.foresight import SimulatedForesight
 from scheduler.simulation.requests import StepPass
+from scheduler.simulation.scenario import Scenario
 from scheduler.simulation.time_breakdown import CallTimes, TimeBreakdown
-from scheduler.timing.profile import Profile
 from scheduler.trace import Span
 
 
@@ -26,15 +26,14 @@ class SimulatedMain:
     def __init__(
         self,
         events: EventHeap,
-        profile: Profile,
+        scenario: Scenario,
         post: Callable[[t.Event], object],
         foresight: SimulatedForesight | None,
         breakdown: TimeBreakdown,
-        batched: bool,
         ended: Callable[[list[StepPass], bool], None],
         spans: list[Span] | None,
     ) -> None:
-        """`foresight`: takes gates with scores, where a policy reads them. `batched`: the dense part is."""
+        """`foresight`: takes gates with scores, where a policy reads them."""
         self.idle_from: float | None = None
         """Since when it waits for a layer's experts. None: it computes, or has no step."""
         self.cause: CallTimes | None = None
@@ -42,11 +41,11 @@ class SimulatedMain:
         self.steps = 0
         """Steps begun so far."""
         self._events = events
-        self._profile = profile
+        self._profile = scenario.profile
         self._post = post
         self._foresight = foresight
         self._breakdown = breakdown
-        self._batched = batched
+        self._batched = scenario.batch_dense
         self._ended = ended
         self._spans = spans
         self._passes: list[StepPass] = []

@@ -11,17 +11,14 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from scheduler import types as t
-from scheduler.alignment import LATE, Alignment
-from scheduler.departure import Course, Turn
+from scheduler.alignment import LATE
+from scheduler.departure import LOOKAHEAD, Course, Turn
 from scheduler.simulation.events import EventHeap
 from scheduler.simulation.own_tokens import OwnTokens
+from scheduler.simulation.scenario import Scenario
 from scheduler.simulation.workload import Workload
 from scheduler.timing.links import MainLinks
-from scheduler.timing.profile import Profile
 from scheduler.trace import Span
-
-LOOKAHEAD = 2
-"""Passes by which a shadow may be ahead of the main model, as in the engine."""
 
 
 class Draft(NamedTuple):
@@ -77,19 +74,17 @@ class SimulatedShadow:
     def __init__(
         self,
         events: EventHeap,
-        profile: Profile,
+        scenario: Scenario,
         links: MainLinks,
-        alignment: Alignment,
-        departure: str,
         predicted: Callable[[t.Predicted], object],
         drafted: Callable[[Draft], object],
         spans: list[Span] | None,
     ) -> None:
         self._events = events
-        self._profile = profile
+        self._profile = scenario.profile
         self._links = links
-        self._alignment = alignment
-        self._departure = departure
+        self._alignment = scenario.alignment
+        self._departure = scenario.system.departure
         self._predicted = predicted
         self._drafted = drafted
         self._spans = spans

@@ -78,7 +78,7 @@ class RandomWorkload:
     """Random routes, by a route model. The shadow predicts each activated expert with probability `recall`, and
     otherwise one that is not activated. `same_token`: the probability that its own token is the main model's. From
     another token it predicts experts that this one might choose. There are no scores. `popular`: the seed of what is
-    popular, which requests share. Raises ConfigError.
+    popular, which requests share. `size`: layers, experts of a layer, experts that a token chooses. Raises ConfigError.
     """
 
     scored = False
@@ -87,21 +87,20 @@ class RandomWorkload:
 
     def __init__(
         self,
-        layers: int,
-        experts: int,
-        top_k: int,
+        size: tuple[int, int, int],
         recall: float | None,
         seed: int | str,
         same_token: float = SAME_TOKEN,
         model: RouteModel = UNIFORM,
         popular: int | str = 0,
     ) -> None:
+        layers, experts, top_k = size
         for name, value in (("--recall", recall), ("--acceptance", same_token)):
             if value is not None and not 0 <= value <= 1:
                 raise ConfigError(f"{name} is {value:g}; allowed: a number from 0 to 1")
         if not 1 <= top_k <= experts:
             raise ConfigError(f"--top-k is {top_k} with {experts} experts; allowed: 1 to {experts}")
-        self._shape = layers, experts, top_k
+        self._shape = size
         self._recall = recall
         self._seed = seed
         self._same_token = same_token
@@ -220,4 +219,4 @@ def random_workload(
 ) -> RandomWorkload:
     """For the scenario's model. `recall` None: no predictions. Raises ConfigError."""
     p = scenario.profile
-    return RandomWorkload(p.layers, p.experts, p.top_k, recall, seed, same_token, scenario.route_model, popular)
+    return RandomWorkload((p.layers, p.experts, p.top_k), recall, seed, same_token, scenario.route_model, popular)

@@ -52,9 +52,7 @@ class World:
         self._until = 0  # tokens of all answers, when `run` returns
         self._scenario = scenario
         self._links = MainLinks(profile, duplex=system.prefill == "ahead")
-        self._shadow = SimulatedShadow(
-            self.events, profile, self._links, core.alignment, system.departure, self._predicted, self._drafted, spans
-        )
+        self._shadow = SimulatedShadow(self.events, scenario, self._links, self._predicted, self._drafted, spans)
         self._lengths = lengths or scenario.draft_lengths()
         self._passes: list[StepPass] = []  # of the step under way
         self._begun = 0.0  # when it began
@@ -68,11 +66,10 @@ class World:
         )
         self.main = SimulatedMain(
             self.events,
-            profile,
+            scenario,
             self._post,
             self._foresight if foresight is not None or core.strategy.wants_scores else None,
             self.breakdown,
-            scenario.batch_dense,
             self._passes_ended,
             spans,
         )

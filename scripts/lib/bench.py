@@ -32,7 +32,7 @@ from scripts.lib.prompts import mixed_prompts
 from scripts.lib.simultaneous import AnsweredTogether, ask_together
 from scripts.lib.timing.calibration import Calibration
 from scripts.lib.timing.idleness import Others
-from scripts.models.widen import widened_copy
+from scripts.lib.widened import widened_copy
 from worker_node.loaders.disk import DiskLoader
 
 MODELS = ("models/many-moe",)

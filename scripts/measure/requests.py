@@ -193,7 +193,7 @@ def demo_wide(folder: Path) -> Path:
     """models/demo-moe with larger experts, made unless it is there."""
     from transformers import AutoModelForCausalLM
 
-    from scripts.models.widen import widened
+    from scripts.lib.widened import widened
 
     path = folder / f"{DEMO_WIDE}-{WIDER}"
     if not path.is_dir():

@@ -23,7 +23,7 @@ def waiting(admission: Admission, count: int) -> None:
 
 
 def test_places_are_given_in_the_order_of_the_requests() -> None:
-    admission, order = Admission(Sharing(parallel=2, queue=8), WAIT_S), []
+    admission, order = Admission(Sharing(parallel=2, queue=8, launch_s=WAIT_S)), []
     lock = threading.Lock()
 
     def take(number: int) -> None:
@@ -45,7 +45,7 @@ def test_places_are_given_in_the_order_of_the_requests() -> None:
 
 
 def test_one_too_many_is_named() -> None:
-    admission = Admission(Sharing(parallel=1, queue=1), WAIT_S)
+    admission = Admission(Sharing(parallel=1, queue=1, launch_s=WAIT_S))
     with admission.place(1):
         second = Later(lambda: admission.place(2).__enter__())
         waiting(admission, 1)
@@ -56,7 +56,7 @@ def test_one_too_many_is_named() -> None:
 
 
 def test_no_queue() -> None:
-    admission = Admission(Sharing(parallel=1, queue=0), WAIT_S)
+    admission = Admission(Sharing(parallel=1, queue=0, launch_s=WAIT_S))
     with admission.place(1), pytest.raises(QueueFullError):
         admission.place(2).__enter__()
     with admission.place(2):
@@ -66,14 +66,14 @@ def test_no_queue() -> None:
 def test_time_in_which_workers_were_missing_does_not_count() -> None:
     """Of three looks at the clock the first two find that requests waited for workers meanwhile."""
     paused = iter([10.0, 10.05, 10.06, 10.06])
-    admission = Admission(Sharing(parallel=1, queue=2), 0.05, lambda: next(paused))
+    admission = Admission(Sharing(parallel=1, queue=2, launch_s=0.05), lambda: next(paused))
     with admission.place(1), pytest.raises(DeadlineError):
         admission.place(2).__enter__()
     assert list(paused) == []
 
 
 def test_a_wait_has_an_end_and_leaves_no_place_behind() -> None:
-    admission = Admission(Sharing(parallel=1, queue=2), 0.05)
+    admission = Admission(Sharing(parallel=1, queue=2, launch_s=0.05))
     with admission.place(1), pytest.raises(DeadlineError, match=r"request 2 waited 0\.05 s for one of 1 places"):
         admission.place(2).__enter__()
     assert admission.counts() == (0, 0)
@@ -84,7 +84,7 @@ def test_a_wait_has_an_end_and_leaves_no_place_behind() -> None:
 @pytest.mark.parametrize("before", [True, False])
 def test_a_cancelled_request_waits_no_longer(before: bool) -> None:
     """Whether it is cancelled while it waits, or just before."""
-    admission, cancelled = Admission(Sharing(parallel=1, queue=2), WAIT_S), threading.Event()
+    admission, cancelled = Admission(Sharing(parallel=1, queue=2, launch_s=WAIT_S)), threading.Event()
     with admission.place(1):
         if before:
             cancelled.set()
@@ -101,7 +101,7 @@ def test_a_cancelled_request_waits_no_longer(before: bool) -> None:
 
 
 def test_an_error_gives_the_place_back() -> None:
-    admission = Admission(Sharing(parallel=1, queue=0), WAIT_S)
+    admission = Admission(Sharing(parallel=1, queue=0, launch_s=WAIT_S))
     with pytest.raises(KeyError), admission.place(1):
         raise KeyError
     assert admission.counts() == (0, 0)

@@ -78,10 +78,8 @@ def nothing_open(cluster: TappedCluster) -> bool:
     return cluster.engine.idle() and main.steps.idle() and left == ((0, 0), {}, {}, {})
 
 
-@pytest.mark.parametrize("shadowed", [False, True])
-def test_of_sixty_dropped_answers_none_stays_open(shadowed: bool, cluster: TappedCluster, nf4: Any) -> None:
-    if shadowed:
-        cluster.join_shadow(nf4)
+def test_of_sixty_dropped_answers_none_stays_open(cluster: TappedCluster, nf4: Any) -> None:
+    cluster.join_shadow(nf4)
     caches: list[Any] = []
     with no_collection():
         for number in range(60):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -65,13 +66,14 @@ def test_the_tokenizers_end_and_stop_tokens(cluster: TappedCluster, expected: An
     last, until = expected.tokens[first_new], expected.tokens[: first_new + 1]
     for own in (None, 2047, [2047, 2046]):
         monkeypatch.setattr(cluster.main.model.generation_config, "eos_token_id", own)
-        monkeypatch.setattr(cluster.main, "end_token", last)
+        monkeypatch.setattr(cluster.main, "text", replace(cluster.main.text, end_token=last))
         tokens, report = cluster.answer(expected.prompt, TOKENS)
         assert (tokens, report.finish) == (until, "stop")
         assert cluster.answer(expected.prompt, TOKENS, ignore_eos=True)[0] == expected.tokens
-        monkeypatch.setattr(cluster.main, "end_token", 1 << 20)  # beyond the model's vocabulary
+        beyond = replace(cluster.main.text, end_token=1 << 20)  # of the vocabulary
+        monkeypatch.setattr(cluster.main, "text", beyond)
         assert cluster.answer(expected.prompt, TOKENS)[0] == expected.tokens
-        monkeypatch.setattr(cluster.main, "end_token", None)
+        monkeypatch.setattr(cluster.main, "text", replace(cluster.main.text, end_token=None))
         for ignored in (False, True):
             how = {"ignore_eos": ignored, "stop_token_ids": (2040, last)}
             steps = list(cluster.main.generate(expected.prompt, TOKENS, **how))

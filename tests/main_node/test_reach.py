@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import tracemalloc
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
 
-from main_node.reach import REPEATS, STRAYS, Reach
+from main_node.reach import REPEATS, STRAYS, Reach, Window
 from scheduler.errors import LinkError, ProtocolError
 from scheduler.types import Predicted
 from support.nodes.engine_world import LAYERS, WAIT_S, Desk, Fake, good, rows_of
@@ -21,34 +22,42 @@ def predicted(position: int, request: int = 1) -> Predicted:
     return Predicted(request, position, 0, (0, 1))
 
 
+@dataclass
+class Request:
+    window: Window
+
+
 @pytest.fixture
-def reach() -> Reach:
+def requests() -> dict[int, Request]:
     """A request with a prompt of five tokens and an answer of at most four."""
-    made = Reach(LOOKAHEAD, 3)
-    made.opened(1, 5, 4)
-    return made
+    return {1: Request(Window(5, 5 + 4))}
 
 
-def test_a_shadow_that_is_to_draft_may_be_ahead_by_as_much(reach: Reach) -> None:
-    reach.opened(2, 5, 40)
-    reach.announced(2, 3, 9)
+@pytest.fixture
+def reach(requests: dict[int, Request]) -> Reach:
+    return Reach(requests, LOOKAHEAD, 3)
+
+
+def test_a_shadow_that_is_to_draft_may_be_ahead_by_as_much(reach: Reach, requests: dict[int, Request]) -> None:
+    requests[2] = Request(Window(5, 5 + 40))
+    reach.on_announced(2, 3, 9)
     assert [position for position in range(60) if reach.takes(predicted(position, 2))] == list(range(5, 18))
     assert [step for step in range(60) if reach.takes_draft(2, step)] == list(range(14))
     assert not reach.takes_draft(1, 0)  # it was not asked for
 
 
-def test_a_shadow_whose_drafts_are_all_wrong_is_kept(reach: Reach) -> None:
+def test_a_shadow_whose_drafts_are_all_wrong_is_kept(reach: Reach, requests: dict[int, Request]) -> None:
     """Each token sends it back, and what it had drafted is predicted and sent again."""
-    reach.opened(2, 5, 400)
+    requests[2] = Request(Window(5, 5 + 400))
     for step in range(400):
-        reach.announced(2, step, 31)
+        reach.on_announced(2, step, 31)
         for ahead in range(31):
             assert step + ahead >= 400 or all(reach.takes(predicted(5 + step + ahead, 2)) for _ in range(3))
             assert reach.takes_draft(2, step + ahead + 1)
 
 
 def test_drafts_without_end_are_refused(reach: Reach) -> None:
-    reach.announced(1, 0, 2)
+    reach.on_announced(1, 0, 2)
 
     def endless() -> None:
         for _ in range(100_000):
@@ -62,15 +71,16 @@ def test_drafts_without_end_are_refused(reach: Reach) -> None:
     ("announced", "taken"), [(-1, [5, 6]), (0, [5, 6, 7]), (1, [5, 6, 7, 8]), (2, [5, 6, 7, 8]), (9, [5, 6, 7, 8])]
 )
 def test_as_far_as_the_shadow_may_be_ahead(reach: Reach, announced: int, taken: list[int]) -> None:
-    reach.announced(1, announced)
-    reach.announced(1, -1)  # never back
+    reach.on_announced(1, announced)
+    reach.on_announced(1, -1)  # never back
     assert [position for position in range(20) if reach.takes(predicted(position))] == taken
 
 
-def test_requests_that_are_not_open(reach: Reach) -> None:
+def test_requests_that_are_not_open(reach: Reach, requests: dict[int, Request]) -> None:
     assert not reach.takes(predicted(5, request=2))
-    reach.closed(1)
-    reach.announced(1, 3)
+    del requests[1]
+    reach.on_closed()
+    reach.on_announced(1, 3)
     assert not reach.takes(predicted(5))
     assert reach.dropped == 2
 
@@ -78,7 +88,7 @@ def test_requests_that_are_not_open(reach: Reach) -> None:
 def test_not_without_end(reach: Reach) -> None:
     most = REPEATS * 3 * (LOOKAHEAD + 1)
     assert [reach.takes(predicted(5)) for _ in range(most + 2)] == [True] * most + [False] * 2
-    reach.announced(1, 1)
+    reach.on_announced(1, 1)
     assert reach.takes(predicted(6))
 
 

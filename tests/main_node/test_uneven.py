@@ -13,6 +13,7 @@ from main_node.engine.engine import Engine
 from main_node.engine.peers import Connect
 from main_node.node import MainNode
 from main_node.shape import model_shape
+from main_node.sources import Computing
 from scheduler.alignment import Alignment
 from scheduler.core.groups import RoundRobin
 from scheduler.core.machine import Core
@@ -22,6 +23,7 @@ from wire.base import Channel, Handler
 from wire.rpc.client import connect
 from wire.rpc.server import GrpcServer
 from wire.traffic import Traffic, traffic_of
+from worker_node.form_choice import FormChoice
 from worker_node.loaders.disk import DiskLoader
 from worker_node.loaders.memory import MemoryLoader
 from worker_node.node import Worker
@@ -77,11 +79,11 @@ class Fleet:
         loaders = (DiskLoader(store), MemoryLoader(store), DiskLoader(store))
         self.workers, self.servers, self.watched = [], [], []
         for number, (slots, loader) in enumerate(zip(SLOTS, loaders, strict=True)):
-            worker = Worker(f"worker {number}", store, arithmetic, loader, slots)
+            worker = Worker(f"worker {number}", store, arithmetic, loader, FormChoice(slots=slots))
             self.workers.append(worker)
             self.watched.append(Watched(self._to(worker, over_grpc), slots))
             self.engine.peers.add_worker(number, self.watched[-1], WAIT_S)
-        self.main = MainNode(store, self.engine, parse_dtype(manifest.dtype), None)
+        self.main = MainNode(store, self.engine, Computing(parse_dtype(manifest.dtype)))
 
     def _to(self, worker: Worker, over_grpc: bool) -> Connect:
         if not over_grpc:

@@ -11,7 +11,6 @@ from support.shadows.shadow_client import LAYERS, PROMPT_TOKENS, MainAnswer, Sha
 from wire.messages import Align, CloseRequest, Failed, Prediction
 
 pytestmark = pytest.mark.timeout(90)
-schemes = pytest.mark.parametrize("scheme", ["fp16", "int8", "nf4"])
 
 
 def followed_late(main: ShadowClient, answer: MainAnswer, steps: int, **opened: Any) -> list[list[set[int]]]:
@@ -25,8 +24,20 @@ def followed_late(main: ShadowClient, answer: MainAnswer, steps: int, **opened: 
     return found
 
 
-@schemes
-@pytest.mark.parametrize(("token", "kv"), [(1, 1), (1, 0), (0, 1), (2, 2), (2, 3), (3, 1), (4, 4)])
+@pytest.mark.parametrize(
+    ("token", "kv", "scheme"),
+    [
+        (1, 1, "fp16"),
+        (1, 1, "int8"),
+        (1, 1, "nf4"),
+        (1, 0, "int8"),
+        (0, 1, "nf4"),
+        (2, 2, "fp16"),
+        (2, 3, "int8"),
+        (3, 1, "nf4"),
+        (4, 4, "fp16"),
+    ],
+)
 def test_what_stands_is_what_a_shadow_predicts_that_waits(
     token: int, kv: int, scheme: str, main_of: Any, answers: list[MainAnswer]
 ) -> None:

@@ -33,8 +33,8 @@ ONE: dict[str, Callable[[Any], tuple[Any, str]]] = {
     "its begin": lambda session: (Followed, "start"),
     "its end": lambda session: (Followed, "ended"),
     "the pace": lambda session: (session._shadow.pace, "layer"),
-    "the prediction": lambda session: (session._passes, "_send"),
-    "the memory figure": lambda session: (session._passes, "_ended"),
+    "the prediction": lambda session: (session, "send"),
+    "the memory figure": lambda session: (session, "on_pass_ended"),
     "an alignment": lambda session: (Followed, "receive"),
 }
 TWO: dict[str, Callable[[Any], tuple[Any, str]]] = {

@@ -27,7 +27,7 @@ def same_bits(groups: torch.Tensor, bits: int) -> bool:
     )
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=50)
 @given(
     rows=st.integers(1, 300),
     group=st.sampled_from([64, 128]),

@@ -14,11 +14,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from checkpoint.place import Place
 from checkpoint.sharding import partial_store as module
 from checkpoint.sharding.partial_store import Partial, partial_of
 from checkpoint.sharding.shard import make_store
 from checkpoint.sharding.source import Source, open_source
-from checkpoint.sharding.weights import Place, places
+from checkpoint.sharding.weights import places
 from scheduler.errors import CorruptCheckpointError, StoreMismatchError, StoreWriteError
 from support.models.store_making import (
     contents,

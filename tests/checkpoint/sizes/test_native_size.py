@@ -141,17 +141,18 @@ def deepseek_v4(path: Path) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("publish", "encoding"),
+    ("publish", "encoding", "experts"),
     [
-        (gpt_oss, "mxfp4"),
-        (qwen, "fp8"),
-        (narrow_qwen, ""),
-        (plain_qwen, ""),
-        (half_plain_qwen, "fp8"),
-        (deepseek_v4, ""),
+        (gpt_oss, "mxfp4", "native"),
+        (gpt_oss, "mxfp4", "dequantised"),
+        (qwen, "fp8", "native"),
+        (qwen, "fp8", "dequantised"),
+        (narrow_qwen, "", "native"),
+        (plain_qwen, "", "dequantised"),
+        (half_plain_qwen, "fp8", "native"),
+        (deepseek_v4, "", "native"),
     ],
 )
-@pytest.mark.parametrize("experts", ["native", "dequantised"])
 def test_a_store_has_as_many(publish: Callable[[Path], Path], encoding: str, experts: str, tmp_path: Path) -> None:
     path = publish(tmp_path / "model")
     store = shard(open_source(path), tmp_path / "store", experts=experts)

@@ -16,6 +16,7 @@ from main_node.checks.arbiter import MOST_WAITING, Arbiter
 from scheduler.errors import CorruptStoreError
 from scheduler.types import ExpertId
 from support.nodes.engine_world import WAIT_S
+from worker_node.form_choice import FormChoice
 from worker_node.loaders.memory import MemoryLoader
 from worker_node.node import Worker
 
@@ -41,7 +42,9 @@ def test_it_computes_the_bits_of_a_worker(
     rows: int, dtype: str, demo_store: Callable[[str], ExpertStore], arbiter_of: Any
 ) -> None:
     store = demo_store(dtype)
-    worker = Worker("w", store, ExpertArithmetic(store.manifest.config, dtype), MemoryLoader(store), 1)
+    worker = Worker(
+        "w", store, ExpertArithmetic(store.manifest.config, dtype), MemoryLoader(store), FormChoice(slots=1)
+    )
     arbiter = arbiter_of(store)
     generator = torch.Generator().manual_seed(rows)
     for expert in (ExpertId(0, 0), ExpertId(7, 5)):

@@ -17,6 +17,7 @@ from transformers import LogitsProcessor, LogitsProcessorList
 
 from main_node.answer import collect
 from main_node.sampling import Sampling
+from main_node.sources import TextRules
 from odmoe.clusters.embedded import EmbeddedCluster
 from odmoe.json_schema import JsonGuide, make_guides
 from odmoe.text import load_tokenizer
@@ -250,7 +251,7 @@ def test_refused_before_anything_is_computed(
 ) -> None:
     with pytest.raises(ConfigError, match=r'the schema is refused: Unimplemented keys: \["not"\]'):
         cluster.generate(prompt, 4, schema='{"not": {}}')
-    monkeypatch.setattr(cluster.main, "guides", None)
+    monkeypatch.setattr(cluster.main, "text", TextRules())
     with pytest.raises(ConfigError, match="made without a tokenizer to follow it"):
         cluster.generate(prompt, 4, schema="{}")
     assert becomes_idle(cluster.main.engine)

@@ -18,8 +18,9 @@ import torch
 from checkpoint.tensors import tensor_bytes
 from main_node.checks.arbiter import Arbiter
 from main_node.checks.audits import MOST_BYTES, Audits
+from main_node.checks.verification import Verification
 from main_node.engine import output_checks
-from main_node.engine.engine import Engine
+from main_node.engine.engine import Engine, Waits
 from main_node.engine.experts import RemoteExperts
 from scheduler import types as t
 from scheduler.alignment import Alignment
@@ -110,7 +111,7 @@ class AuditDesk(Desk):
         self.core = AuditingCore(t.ModelShape(LAYERS, EXPERTS, 2, HIDDEN), RoundRobin(2), Alignment(), 128)
         self.arbiter = arbiter or KnownTruth()
         self.audits = Audits(share, patient)
-        self.engine = Engine(self.core, HELLO, 3600.0, audits=self.audits, arbiter=self.arbiter)
+        self.engine = Engine(self.core, HELLO, Waits(3600.0), verification=Verification(self.audits, self.arbiter))
         self.experts = RemoteExperts(self.engine)
 
     def named(self) -> dict[int, str]:

@@ -16,6 +16,7 @@ from checkpoint.store import ExpertStore
 from main_node.engine.engine import Engine
 from main_node.node import MainNode
 from main_node.shape import model_shape
+from main_node.sources import Computing
 from scheduler.alignment import Alignment
 from scheduler.core.groups import RoundRobin
 from scheduler.core.machine import Core
@@ -24,6 +25,7 @@ from support.nodes.damage import flip
 from support.nodes.engine_world import WAIT_S, nothing_left
 from wire import inprocess
 from wire import messages as w
+from worker_node.form_choice import FormChoice
 from worker_node.loaders.load_checks import LoadChecks
 from worker_node.loaders.make import make_loader
 from worker_node.node import Worker
@@ -47,10 +49,12 @@ class Hosts:
         for number in range(WORKERS):
             self.stores.append(ExpertStore.open(Path(shutil.copytree(store.path, folder / str(number)))))
             own = make_loader(loader, self.stores[-1])
-            worker = Worker(f"worker {number}", self.stores[-1], arithmetic, own, slots, checks=checks)
+            worker = Worker(
+                f"worker {number}", self.stores[-1], arithmetic, own, FormChoice(slots=slots), checks=checks
+            )
             self.workers.append(worker)
             self.engine.peers.add_worker(number, partial(inprocess.connect, worker), WAIT_S)
-        self.main = MainNode(store, self.engine, parse_dtype(manifest.dtype), None)
+        self.main = MainNode(store, self.engine, Computing(parse_dtype(manifest.dtype)))
 
     def damage(self, number: int) -> None:
         """One bit of each expert of a layer."""

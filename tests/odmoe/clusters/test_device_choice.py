@@ -11,7 +11,7 @@ import torch
 from checkpoint.store import ExpertStore
 from odmoe.clusters.device_choice import choice_text, choose_devices, role_bytes
 from odmoe.clusters.devices import device_of, with_workers_of
-from odmoe.machines.cluster_file import Host
+from odmoe.machines.cluster_file import Host, worker_settings
 from odmoe.settings.settings import Settings
 from shadow_node.model import ShadowModel
 from support.paths import DEMO
@@ -114,8 +114,9 @@ def test_hosts_whose_workers_are_all_on_gpus_take_the_others_with_them() -> None
     given = settings()
     on = Host("worker_node", 0, "10.0.0.3", settings={"worker_device": "cuda:1"})
     off = Host("worker_node", 1, "10.0.0.4", settings={"slots": 2})
-    shadow = Host("shadow_node", 0, "10.0.0.2")
-    assert str(device_of(with_workers_of(given, [shadow, on, on]), "main")) == "cuda:0"
-    for hosts in ([on, off], [off], [shadow], []):
+    shadow = Host("shadow_node", 0, "10.0.0.2", settings={"slots": 2})
+    on, both, alone = (worker_settings(hosts) for hosts in ([shadow, on, on], [on, off], [shadow]))
+    assert str(device_of(with_workers_of(given, on), "main")) == "cuda:0"
+    for hosts in (both, alone, []):
         assert with_workers_of(given, hosts) == given
-    assert str(device_of(with_workers_of(settings(main_device="cpu"), [on]), "main")) == "cpu"
+    assert str(device_of(with_workers_of(settings(main_device="cpu"), on), "main")) == "cpu"

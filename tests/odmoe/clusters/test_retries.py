@@ -15,7 +15,7 @@ from main_node.answer import Step
 from main_node.sampling import How, Sampling
 from odmoe.clusters import retries
 from odmoe.clusters.embedded import EmbeddedCluster
-from odmoe.clusters.retries import RetriedAnswer
+from odmoe.clusters.retries import RetriedAnswer, Retrying
 from odmoe.settings.settings import Settings
 from scheduler.errors import (
     AnswerChangedError,
@@ -82,7 +82,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 def answered(cluster: Any, retry: int, sampling: Sampling | None = None, wait_s: float = 5.0) -> tuple[Any, list[str]]:
     """The tokens, or the error; and the lines about retries."""
     lines: list[str] = []
-    retried = RetriedAnswer(cluster, retry, wait_s, lines.append, threading.Event(), set())
+    retried = RetriedAnswer(cluster, Retrying(retry, wait_s, lines.append), threading.Event(), set())
     return [
         step.token_id for step in retried.steps([1, 2], 6, {"sampling": sampling or Sampling()}) if step.token_id
     ], lines
@@ -156,7 +156,7 @@ def test_a_main_node_with_another_model(monkeypatch: pytest.MonkeyPatch) -> None
 def test_given_up_while_it_waits() -> None:
     given_up = threading.Event()
     given_up.set()
-    retried = RetriedAnswer(DyingCluster([3], absences=10**9), 1, 600, lambda line: None, given_up, set())  # type: ignore[arg-type]
+    retried = RetriedAnswer(DyingCluster([3], absences=10**9), Retrying(1, 600), given_up, set())  # type: ignore[arg-type]
     with pytest.raises(RequestError, match="interrupted"):
         list(retried.steps([1, 2], 6, {"sampling": Sampling()}))
 
@@ -171,7 +171,7 @@ def test_given_up_while_the_main_node_starts(monkeypatch: pytest.MonkeyPatch) ->
         raise RequestCancelledError("given up")
 
     monkeypatch.setattr(cluster, "rejoin", rejoin)
-    retried = RetriedAnswer(cluster, 1, 600, lambda line: None, given_up, set())  # type: ignore[arg-type]
+    retried = RetriedAnswer(cluster, Retrying(1, 600), given_up, set())  # type: ignore[arg-type]
     with pytest.raises(RequestCancelledError):
         list(retried.steps([1, 2], 6, {"sampling": Sampling()}))
     assert len(cluster.requests) == 1
@@ -180,7 +180,7 @@ def test_given_up_while_the_main_node_starts(monkeypatch: pytest.MonkeyPatch) ->
 def test_given_up_before_it_begins() -> None:
     """There was no answer to cancel then: it is cancelled before its first step."""
     given_up, cluster = threading.Event(), DyingCluster([])
-    steps = RetriedAnswer(cluster, 0, 600, lambda line: None, given_up, set()).steps([1], 6, {"sampling": Sampling()})  # type: ignore[arg-type]
+    steps = RetriedAnswer(cluster, Retrying(0, 600), given_up, set()).steps([1], 6, {"sampling": Sampling()})  # type: ignore[arg-type]
     given_up.set()
     next(steps)
     assert cluster.answers[0].cancelled
@@ -212,7 +212,7 @@ def test_every_step_once_with_all_that_was_asked_for(schema: str | None, demo_st
     prompt = [5, 17, 300, 88, 41]
     settings = Settings(model="demo", shadow="none", workers=1, threads=1, loader="memory")
     with closing(Dying(settings, demo_store("float32"))) as cluster:
-        retried = RetriedAnswer(cluster, 2, 5.0, lambda line: None, threading.Event(), set())
+        retried = RetriedAnswer(cluster, Retrying(2, 5.0), threading.Event(), set())
         *steps, _ = retried.steps(prompt, 16, {**how})
         assert Dying.died == 1
         *wanted, _ = cluster.generate(prompt, 16, **how)

@@ -16,8 +16,8 @@ import pytest
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
+from main_node.collect_figures import figures_of
 from main_node.drafting import Drafting, DraftSource
-from main_node.figures.collect import figures_of
 from main_node.report import Report
 from odmoe.serve.cluster_metrics import DEADLINE_S
 from odmoe.serve.metrics import Metrics

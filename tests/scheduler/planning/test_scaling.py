@@ -189,8 +189,7 @@ def test_the_first_token_comes_as_in_the_paper_where_one_thing_follows_the_other
 # --- choosing ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("top_k", [1, 2, 3])
-@pytest.mark.parametrize("workers", [1, 4, 6])
+@pytest.mark.parametrize(("workers", "top_k"), [(1, 2), (4, 3), (6, 1)])
 def test_no_other_groups_are_faster(workers: int, top_k: int) -> None:
     setup = Setup(replace(MIXTRAL, top_k=top_k, layers=4, depth=4), Hardware(PROFILE, workers, 3e9), Policy())
     (group, slots), found = next(iter(choose(setup).items()))

@@ -48,7 +48,7 @@ def test_weights_fall_by_the_same_factor_and_ranks_are_those_of_the_seed() -> No
 
 def test_a_workload_is_the_same_however_it_is_read() -> None:
     def made() -> RandomWorkload:
-        return RandomWorkload(2, 8, 2, 0.9, 3, model=RouteModel(2.0, 2.0))
+        return RandomWorkload((2, 8, 2), 0.9, 3, model=RouteModel(2.0, 2.0))
 
     forward = [made_one.routes(at, 1) for made_one in [made()] for at in range(KEPT + 5)]
     late = made()

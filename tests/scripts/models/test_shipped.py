@@ -27,10 +27,10 @@ def test_comparisons_run_on_it_unless_told_otherwise() -> None:
 
 @pytest.mark.parametrize("text", ["gsm8k_test.jsonl", "sonnets.txt"])
 def test_it_reads_text_that_neither_has_seen_as_well_as_the_demo_model(text: str) -> None:
-    texts = list(documents([DATA / text]))
+    texts = list(documents([DATA / text]))[:200]
     losses = []
     for name in ("many-moe", "demo-moe"):
         model = AutoModelForCausalLM.from_pretrained(ROOT / "models" / name)
         ids = encode(AutoTokenizer.from_pretrained(ROOT / "models" / name), texts)
-        losses.append(loss_on(model, ids, 192, batches=2))
+        losses.append(loss_on(model, ids, 192, batches=1))
     assert losses[0] < losses[1]

@@ -22,7 +22,8 @@ from wire.rpc.client import connect
 
 CONNECT_S, JOIN_S = 2.0, 5.0
 """Longest waits of one attempt to join a node: for its stream, and for its answer."""
-TRIES = 3
+GONE_S = 30.0
+"""Longest time for the nodes of the cluster before to notice its end."""
 
 
 class GrpcCluster:
@@ -50,15 +51,15 @@ class GrpcCluster:
             raise
 
     def _join_first(self, kind: Role, number: int) -> None:
-        """On a busy machine a node may be lost while others join."""
-        for left in reversed(range(TRIES)):
+        """On a busy machine a node may be lost while others join, and the stream of the cluster before may last."""
+        end = time.monotonic() + GONE_S
+        while True:
             try:
-                self._join(kind, number)
-            except (LinkError, OtherMainNodeError):  # the last one: the stream of the cluster before is not gone yet
-                if not left:
+                return self._join(kind, number)
+            except (LinkError, OtherMainNodeError):
+                if time.monotonic() > end:
                     raise
-            else:
-                return
+                time.sleep(0.2)
 
     def _join(self, kind: Role, number: int) -> None:
         peers = self.main.engine.peers

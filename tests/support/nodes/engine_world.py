@@ -13,7 +13,7 @@ import torch
 
 from checkpoint.kv import CachePiece, Growing
 from checkpoint.tensors import tensor_bytes, tensor_from_bytes
-from main_node.engine.engine import Engine
+from main_node.engine.engine import Engine, Waits
 from main_node.engine.experts import RemoteExperts
 from main_node.engine.sequence import Sequence
 from scheduler import types as t
@@ -214,7 +214,7 @@ class Desk:
     ) -> None:
         shape = t.ModelShape(LAYERS, EXPERTS, 2, HIDDEN)
         self.core = Core(shape, RoundRobin(2), Alignment(), mini_batch)
-        self.engine = Engine(self.core, hello, answer_s, worker_wait_s=worker_wait_s)
+        self.engine = Engine(self.core, hello, Waits(answer_s, worker_wait_s))
         self.experts = RemoteExperts(self.engine)
         self.fakes: list[Fake] = []
 

@@ -13,10 +13,11 @@ import torch
 from checkpoint.expert import ExpertArithmetic
 from checkpoint.store import ExpertStore
 from main_node.drafting import DraftSource
-from main_node.engine.engine import Engine
+from main_node.engine.engine import Engine, Waits
 from main_node.engine.reconnector import keep_connected
 from main_node.node import MainNode
 from main_node.shape import model_shape
+from main_node.sources import Computing, PredictionSources
 from scheduler.alignment import Alignment
 from scheduler.core.groups import RoundRobin
 from scheduler.core.machine import Core
@@ -27,6 +28,7 @@ from wire import messages as w
 from wire.base import Node, Role
 from wire.rpc.client import connect
 from wire.rpc.server import GrpcServer
+from worker_node.form_choice import FormChoice
 from worker_node.loaders.memory import MemoryLoader
 from worker_node.node import Worker
 
@@ -103,7 +105,7 @@ class ServedCluster:
         manifest = store.manifest
         core = Core(model_shape(store), RoundRobin(2), Alignment(), 4096)
         hello = w.Hello(w.PROTOCOL_VERSION, manifest.model_digest, manifest.dtype, "main")
-        self.engine = Engine(core, hello, worker_wait_s=worker_wait_s)
+        self.engine = Engine(core, hello, Waits(worker_s=worker_wait_s))
         self._reconnector = keep_connected(self.engine, WAIT_S)
         arithmetic = ExpertArithmetic(manifest.config, manifest.dtype)
         self._nodes: list[Node] = []
@@ -111,12 +113,12 @@ class ServedCluster:
         self.links: list[Link] = []
         self._shadow_model = shadow
         for number in range(workers):
-            worker = Worker(f"worker {number}", store, arithmetic, MemoryLoader(store), 1)
+            worker = Worker(f"worker {number}", store, arithmetic, MemoryLoader(store), FormChoice(slots=1))
             self.engine.peers.add_worker(number, self._served(worker, "worker"), WAIT_S)
         if shadow is not None:
             node = Shadow("shadow", shadow, manifest.model_digest, manifest.dtype)
             self.engine.peers.add_shadow(self._served(node, "shadow"), WAIT_S)
-        self.main = MainNode(store, self.engine, torch.float32, None, device=device, drafts=drafts)
+        self.main = MainNode(store, self.engine, Computing(torch.float32, device), prediction=PredictionSources(drafts))
 
     def _served(self, node: Node, kind: Role) -> Any:
         self._nodes.append(node)

@@ -8,11 +8,12 @@ import torch
 
 from checkpoint.expert import ExpertArithmetic
 from checkpoint.store import ExpertStore
-from main_node.engine.engine import Engine
+from main_node.engine.engine import Engine, Waits
 from main_node.node import MainNode
 from main_node.report import Report
 from main_node.shadow_start import ShadowStart
 from main_node.shape import model_shape
+from main_node.sources import Computing
 from scheduler import types as t
 from scheduler.alignment import Alignment
 from scheduler.core.groups import RoundRobin
@@ -24,6 +25,7 @@ from support.nodes.engine_world import WAIT_S, nothing_left
 from wire import inprocess
 from wire import messages as w
 from wire.base import Channel, Handler, Node
+from worker_node.form_choice import FormChoice
 from worker_node.loaders.memory import MemoryLoader
 from worker_node.node import Worker
 
@@ -70,18 +72,18 @@ class TappedCluster:
         manifest = store.manifest
         core = Core(model_shape(store), RoundRobin(2), Alignment(), 4096)
         hello = w.Hello(w.PROTOCOL_VERSION, manifest.model_digest, manifest.dtype, "main")
-        self.engine = Engine(core, hello, worker_wait_s=1.0)
+        self.engine = Engine(core, hello, Waits(worker_s=1.0))
         arithmetic = ExpertArithmetic(manifest.config, manifest.dtype)
         self.nodes: list[Node] = []
         self.taps: list[Tap] = []
         self.shadow_tap: Tap | None = None
         self.gates: dict[t.Visit, set[int]] = {}
         for number in range(WORKERS):
-            worker = Worker(f"worker {number}", store, arithmetic, MemoryLoader(store), slots)
+            worker = Worker(f"worker {number}", store, arithmetic, MemoryLoader(store), FormChoice(slots=slots))
             self.nodes.append(worker)
             self.taps.append(Tap(worker, remote))
             self.engine.peers.add_worker(number, self.taps[-1].connect, WAIT_S)
-        self.main = MainNode(store, self.engine, torch.float32, shadow)
+        self.main = MainNode(store, self.engine, Computing(torch.float32), shadow)
         compute = self.main.experts.compute
 
         def noted(

@@ -30,9 +30,11 @@ from wire.messages import (
     WorkerReady,
     WorkerUsage,
 )
+from worker_node.form_choice import FormChoice
 from worker_node.loaders.base import Loader
 from worker_node.loaders.memory import MemoryLoader
 from worker_node.node import Worker
+from worker_node.worker_threads import WorkerThreads
 
 WAIT_S = 30.0
 LAYERS, EXPERTS, HIDDEN = 2, 4, 32
@@ -162,7 +164,15 @@ class WorkerDesk:
         loader = loader or MemoryLoader(self.store)
         if isinstance(arithmetic, HeldArithmetic):
             arithmetic.serving = False
-        made = Worker(name, self.store, arithmetic or self.arithmetic, loader, slots, forms, lent, checks=checks)
+        made = Worker(
+            name,
+            self.store,
+            arithmetic or self.arithmetic,
+            loader,
+            FormChoice(forms, slots),
+            WorkerThreads(lent),
+            checks,
+        )
         self.workers.append(made)
         for held in (loader, arithmetic):
             if isinstance(held, HeldLoader | HeldArithmetic):

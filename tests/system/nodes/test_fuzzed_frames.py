@@ -28,6 +28,7 @@ from support.nodes.tapped_cluster import TappedCluster
 from wire import messages as w
 from wire.base import Channel, Node, Role
 from wire.codec import FROM_SHADOW, FROM_WORKER, TO_SHADOW, TO_WORKER
+from worker_node.form_choice import FormChoice
 from worker_node.host import HostPlace
 from worker_node.loaders.memory import MemoryLoader
 from worker_node.node import Worker
@@ -177,7 +178,7 @@ def test_a_worker(store: Any, hello: w.Hello, width: int, capsys: Any) -> None:
         store,
         ExpertArithmetic(store.manifest.config, store.manifest.dtype),
         MemoryLoader(store),
-        SLOTS,
+        FormChoice(slots=SLOTS),
     )
     layer = store.manifest.moe_layers[0]
     found: list[list[Any]] = []

@@ -54,8 +54,11 @@ KEPT = b"GET /health HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"
 TLS = b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03"
 
 
-@pytest.mark.parametrize("sent", [SILENT, HALF, BODY, KEPT, TLS], ids=["silent", "half", "body", "kept", "tls"])
-@pytest.mark.parametrize("addresses", [1, 50])
+@pytest.mark.parametrize(
+    ("sent", "addresses"),
+    [(SILENT, 1), (HALF, 50), (BODY, 1), (KEPT, 50), (TLS, 1)],
+    ids=["silent", "half", "body", "kept", "tls"],
+)
 def test_many_more_than_there_are_places_for(model: Model, sent: bytes, addresses: int) -> None:
     with serving(model, client_limits=FEW) as served, ExitStack() as stack:
         for number in range(100):

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
+from main_node import collect_figures as reading
 from main_node.answer import collect
+from main_node.collect_figures import figures_of
 from main_node.engine.roster import Roster
-from main_node.figures import collect as reading
-from main_node.figures.collect import figures_of
-from main_node.figures.figures import NodeFigures
+from main_node.figures import NodeFigures
 from main_node.report import Report
 from scheduler.errors import RequestCancelledError
 from support.nodes.engine_world import Desk, good, once, rows_of, silent, worker_ready

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from main_node.figures.totals import Totals
+from main_node.totals import Totals
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from scripts.models import widen
+from scripts.lib import widened as widen
 
 SIZES = {
     "mixtral": {"num_local_experts": 4, "intermediate_size": 24},

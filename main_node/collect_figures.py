@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from main_node.figures.figures import Figures, NodeFigures
+from main_node.figures import Figures, NodeFigures
 from wire.machine import host_name
 
 if TYPE_CHECKING:
