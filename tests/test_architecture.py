@@ -221,44 +221,41 @@ def test_a_circle_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
         TopologicalSorter(graph).prepare()
 
 
-def sibling_circles(files: Mapping[str, Path]) -> list[str]:
-    """Pairs of folders that import each other, neither of which lies within the other. `files`: by module."""
-    crossings: dict[tuple[Path, Path], list[str]] = {}
+def folders_imported(files: Mapping[str, Path]) -> dict[Path, set[Path]]:
+    """Of each folder those that it imports, less those within it and those around it. `files`: by module."""
+    found: dict[Path, set[Path]] = {}
     for name, path in files.items():
-        for other in imported(path, files) - {name}:
-            pair = path.parent, files[other].parent
-            crossings.setdefault(pair, []).append(f"{path.relative_to(ROOT)} imports {other}")
-    return [
-        "; ".join([*places, *crossings[there, here]])
-        for (here, there), places in sorted(crossings.items())
-        if here < there and (there, here) in crossings and not within_each_other(here, there)
-    ]
+        others = {files[other].parent for other in imported(path, files) - {name}}
+        found.setdefault(path.parent, set()).update(other for other in others if is_apart(other, path.parent))
+    return found
 
 
-def within_each_other(here: Path, there: Path) -> bool:
-    return here in there.parents or there in here.parents
+def is_apart(here: Path, there: Path) -> bool:
+    return here != there and here not in there.parents and there not in here.parents
 
 
-def test_no_two_folders_import_each_other() -> None:
+def test_no_folders_import_each_other_in_a_circle() -> None:
     """A folder is one idea. One within another is a part of it, and the two may know each other."""
     files = {module_of(path): path for package in (*PACKAGES, "scripts") for path in (ROOT / package).rglob("*.py")}
-    report("what two folders share belongs into one of them, or above both:", sibling_circles(files))
+    try:
+        TopologicalSorter(folders_imported(files)).prepare()
+    except CycleError as error:
+        circle = " <- ".join(str(folder.relative_to(ROOT)) for folder in error.args[1])
+        pytest.fail(f"what these folders share belongs into one of them, or above all: {circle}")
 
 
-def test_folders_that_import_each_other_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    texts = {
-        "a/b/x": "from a.c import y",
-        "a/c/y": "",
-        "a/c/z": "import a.b.w",
-        "a/b/w": "import a.top",
-        "a/top": "import a.b.x",
-    }
+def test_a_circle_of_folders_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    texts = {"a/b/x": "from a.c import y", "a/c/y": "import a.d.z", "a/d/z": "", "a/d/v": "import a.b.w"}
+    texts |= {"a/b/w": "import a.top", "a/top": "import a.b.x"}
     for name, text in texts.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / f"{name}.py").write_text(text)
     monkeypatch.setattr(sys.modules[__name__], "ROOT", tmp_path)
-    files = {module_of(path): path for path in sorted(tmp_path.rglob("*.py"))}
-    assert sibling_circles(files) == ["a/b/x.py imports a.c.y; a/c/z.py imports a.b.w"]
+    found = folders_imported({module_of(path): path for path in sorted(tmp_path.rglob("*.py"))})
+    b, c, d = (tmp_path / "a" / name for name in "bcd")
+    assert found == {b: {c}, c: {d}, d: {b}, tmp_path / "a": set()}
+    with pytest.raises(CycleError):
+        TopologicalSorter(found).prepare()
 
 
 @each_package
@@ -271,7 +268,7 @@ def test_constructors_take_few_parameters(package: str) -> None:
         for method in node.body
         if isinstance(method, ast.FunctionDef)
         and method.name == "__init__"
-        and (count := len(method.args.args) - 1 + len(method.args.kwonlyargs)) > MAX_PARAMETERS
+        and (count := len(method.args.posonlyargs + method.args.args + method.args.kwonlyargs) - 1) > MAX_PARAMETERS
     ]
     report(f"a constructor has at most {MAX_PARAMETERS} parameters; those that belong together make a type:", offences)
 

@@ -41,7 +41,7 @@ class Observer(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Waits:
-    """Longest waits, in seconds; see `Deadlines`."""
+    """Longest waits, in seconds; see `Deadlines`, and `Peers` for `answer_s`."""
 
     answer_s: float = 30.0
     worker_s: float = 60.0
@@ -267,14 +267,14 @@ class Engine:
     def close_request(self, number: int) -> None:
         with self._lock:
             request = self._requests.get(number)
-            tokens = 0
             if request is not None:
                 request.end_answer()
-                tokens = request.answer_tokens
-            self._ended.answer_tokens += tokens
-            self.post(t.RequestClosed(number, tokens))
-            if self._requests.pop(number, None) is not None:
-                self.reach.on_closed()
+            try:
+                self.post(t.RequestClosed(number, request.answer_tokens if request is not None else 0))
+            finally:
+                if self._requests.pop(number, None) is not None and request is not None:
+                    self._ended.answer_tokens += request.answer_tokens
+                    self.reach.on_closed()
             stats = self.core.stats.pop(number, None)
             if stats is not None:
                 self._ended.add(stats)

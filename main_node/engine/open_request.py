@@ -13,7 +13,7 @@ from scheduler.errors import RequestFailedError
 
 @dataclass(slots=True)
 class OpenRequest:
-    """Changed with the engine's lock held."""
+    """Changed with the engine's lock held, except `window`; see `Reach`."""
 
     sequence: Sequence | None
     """None once the answer has its last token: what it holds is freed then, though predictions may still come."""

@@ -72,8 +72,12 @@ class OutputChecks:
             found = self._requests.get(request)
             if found is None:
                 return True
-            self._changed.wait_for(lambda: not self._is_disputed(found), SETTLE_S)
-            return not (found.is_doubted or self._is_disputed(found))
+
+            def is_settled() -> bool:
+                return self._requests.get(request) is not found or not self._is_disputed(found)
+
+            self._changed.wait_for(is_settled, SETTLE_S)
+            return is_settled() and not found.is_doubted
 
     def _is_disputed(self, request: OpenRequest) -> bool:
         return any(not request.sources.isdisjoint(sources) for sources in self._disputes.values())

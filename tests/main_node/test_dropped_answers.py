@@ -79,10 +79,12 @@ def nothing_open(cluster: TappedCluster) -> bool:
 
 
 def test_of_sixty_dropped_answers_none_stays_open(cluster: TappedCluster, nf4: Any) -> None:
-    cluster.join_shadow(nf4)
+    """The last half of them with a shadow."""
     caches: list[Any] = []
     with no_collection():
         for number in range(60):
+            if number == 30:
+                cluster.join_shadow(nf4)
             answer = cluster.main.generate(PROMPT, 4, ignore_eos=True)
             caches.append(weakref.ref(answer.request.sequence.cache))
             CLIENTS[number % len(CLIENTS)](answer)

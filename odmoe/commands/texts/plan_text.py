@@ -163,21 +163,13 @@ def _together(plan: Plan) -> Iterator[str]:
 
 
 def _drafts(plan: Plan) -> dict[str, str]:
-    """Tokens/s of one request and of several where the shadow drafts."""
+    """Tokens/s of one request if the shadow drafts."""
     if not plan.drafted:
         return {}
-    found = sorted(plan.drafted.items(), key=lambda pair: (pair[0].draft == AUTO, pair[0].requests, pair[0].draft))
-    fixed = [f"{rate:.2f} with --draft {one.draft}" for one, rate in found if one.draft != AUTO]
-    chosen = [
-        f"{'1 alone' if one.requests == 1 else f'{one.requests} at once'}: {rate:.2f}"
-        for one, rate in found
-        if one.draft == AUTO
-    ]
-    says = [f"tokens/s where {SAME_TOKEN:.0%} of drafts are right"]
-    if fixed:
-        says += [f"1 alone: {', '.join(fixed)}"]
-    if chosen:
-        says += [f"--draft auto in short answers (long ones gain more): {', '.join(chosen)}"]
+    says = [f"tokens/s of 1 request if {SAME_TOKEN:.0%} of drafts are right"]
+    for one, rate in plan.drafted.items():
+        about = " in short answers (long ones gain more)" if one.draft == AUTO else ""
+        says.append(f"{rate:.2f} with --draft {one.draft}{about}")
     return {"drafts": "; ".join(says)}
 
 

@@ -19,7 +19,7 @@ from checkpoint.sizes.model_size import count
 from support.models import families
 from support.paths import CONFIGS, ROOT
 
-MODELS = [*CONFIGS.glob("*.json"), *(ROOT / "models").glob("*/config.json")]
+MODELS = sorted([*CONFIGS.glob("*.json"), *(ROOT / "models").glob("*/config.json")])
 CONTEXT = 40
 
 _COMMON = {
@@ -125,7 +125,9 @@ def agree(fields: dict[str, Any], context: int = CONTEXT) -> bool:
 
 @pytest.mark.parametrize("path", MODELS, ids=lambda path: path.stem if path.stem != "config" else path.parent.name)
 def test_models_of_this_project(path: Path) -> None:
-    assert agree(json.loads(path.read_text()), 4096)
+    """With one token, an ordinary context, or more than the model can take."""
+    context = (1, 4096, 1 << 40)[MODELS.index(path) % 3]
+    assert agree(json.loads(path.read_text()), context)
 
 
 @pytest.mark.parametrize("family", families.FAMILIES)

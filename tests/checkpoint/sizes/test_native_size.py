@@ -148,7 +148,7 @@ def deepseek_v4(path: Path) -> Path:
         (qwen, "fp8", "native"),
         (qwen, "fp8", "dequantised"),
         (narrow_qwen, "", "native"),
-        (plain_qwen, "", "dequantised"),
+        (plain_qwen, "", "native"),
         (half_plain_qwen, "fp8", "native"),
         (deepseek_v4, "", "native"),
     ],

@@ -62,9 +62,11 @@ def test_a_lying_worker_of_a_cluster_is_named(lie: Any, dtype: str, cluster_with
 @pytest.mark.parametrize(
     "given",
     [
+        {},
         {"residency": "lru", "slots": 4, "audit": 0.2},
         {"dtype": "bfloat16", "audit": 0.5},
         {"workers": 1, "audit": 1},
+        {"workers": 1},
         {"profile": "rtx3090-1gbe", "audit": 0.2},
     ],
     ids=str,

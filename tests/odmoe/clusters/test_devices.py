@@ -193,7 +193,10 @@ def test_rows_and_outputs_of_workers_there_stay_there(
     assert found == {("to host", "transfer.py:to_host"): LAYERS + 1, ("to device", "transfer.py:to_device"): 1}
 
 
-@pytest.mark.parametrize("system", [{"system": "importance"}, {"predictor": "next-layer", "router": "skip"}])
+SYSTEMS = [{"system": "importance"}, {"predictor": "next-gate"}, {"predictor": "next-layer", "router": "skip"}]
+
+
+@pytest.mark.parametrize("system", SYSTEMS)
 def test_policies_that_read_scores_get_them_there(
     machine: Machine, store: ExpertStore, prompt: list[int], system: dict[str, Any]
 ) -> None:

@@ -22,8 +22,8 @@ from wire.rpc.client import connect
 
 CONNECT_S, JOIN_S = 2.0, 5.0
 """Longest waits of one attempt to join a node: for its stream, and for its answer."""
-GONE_S = 30.0
-"""Longest time for the nodes of the cluster before to notice its end."""
+GONE_S, TRIES = 10.0, 3
+"""Longest time for the nodes of the cluster before to notice its end; attempts to reach a node."""
 
 
 class GrpcCluster:
@@ -52,14 +52,18 @@ class GrpcCluster:
 
     def _join_first(self, kind: Role, number: int) -> None:
         """On a busy machine a node may be lost while others join, and the stream of the cluster before may last."""
-        end = time.monotonic() + GONE_S
+        end, tries = time.monotonic() + GONE_S, TRIES
         while True:
             try:
                 return self._join(kind, number)
-            except (LinkError, OtherMainNodeError):
+            except OtherMainNodeError:
                 if time.monotonic() > end:
                     raise
                 time.sleep(0.2)
+            except LinkError:
+                tries -= 1
+                if not tries:
+                    raise
 
     def _join(self, kind: Role, number: int) -> None:
         peers = self.main.engine.peers

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import socket
 import threading
-from functools import partial
 from typing import Any
 
 import torch
@@ -32,7 +32,8 @@ from worker_node.form_choice import FormChoice
 from worker_node.loaders.memory import MemoryLoader
 from worker_node.node import Worker
 
-REACH_S = 20.0
+FIRST_S, REACH_S = 20.0, 1.0
+"""Longest waits to reach a node: when the cluster is made, and in each attempt to bring a lost one back."""
 
 
 class Link:
@@ -124,7 +125,8 @@ class ServedCluster:
         self._nodes.append(node)
         self.servers.append(GrpcServer(node, kind))
         self.links.append(Link(self.servers[-1].address))
-        return partial(connect, self.links[-1].address, kind, deadline_s=REACH_S)
+        address, first = self.links[-1].address, itertools.chain([FIRST_S], itertools.repeat(REACH_S))
+        return lambda handler: connect(address, kind, handler, deadline_s=next(first))
 
     def cut_streams(self) -> None:
         """Every node gives up its stream, as where the main node has been frozen."""
