@@ -79,7 +79,9 @@ def _timed() -> dict[str, list[dict[str, Any]]]:
 
 def test_the_readme_states_what_its_runs_hold() -> None:
     runs = readme.ratios(_timed())
-    peers, drafts = _said("Beside other engines, a quarter") + _said("Beside other engines, all"), _said("Drafts")
+    shares = ("a quarter of the experts", "all experts")
+    capped, whole = (f"Beside other engines, {share} in memory" for share in shares)
+    peers, drafts = _said(capped) + _said(whole), _said("Drafts")
     ratio = re.compile(r"(\d\S* \(\S+ to \S+\)) (?:times|of) (llama\.cpp|accelerate|Transformers)")
     said = {peer: of for of, peer in ratio.findall(peers)}
     assert sorted(said) == ["Transformers", "accelerate", "llama.cpp"]
@@ -148,7 +150,8 @@ def _systems_runs() -> list[dict[str, Any]]:
 
 
 def test_the_readme_has_the_systems_of_two_runs() -> None:
-    ratios = re.findall(r"(\S+ \(\S+ to \S+\))[^`]*`(\w+)`", _said("Cache and prefetch"))
+    line = _said("Cache and prefetch, a quarter of the experts cached")
+    ratios = re.findall(r"(\S+ \(\S+ to \S+\))[^`]*`(\w+)`", line)
     said = {system: ratio for ratio, system in ratios}
     rows = _systems_runs()
     stated = {one: str(compare_runs.stated(rows, 25, one, STATED_RUNS)) for one in ("smoe", "importance", "fate")}

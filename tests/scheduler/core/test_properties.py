@@ -276,7 +276,7 @@ def test_policies_that_evict_never_leave_anybody_waiting(policy: str) -> None:
     for seed in range(12):
         seen += live(replace(choosing_plan(seed), policy=policy)).referee.seen
     assert seen["hits"] > 300
-    assert seen["victim"] > 300
+    assert seen["victim"] > 100
 
 
 @pytest.mark.parametrize("policy", sorted(set(RESIDENCIES) - {"none", "all"}))
