@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from scheduler.drafts.path import START, extend
-from shadow_node.model import ShadowModel
 from support.shadows.shadow_client import LAYERS, PROMPT_TOKENS, MainAnswer, ShadowClient
 from wire.messages import Align, Draft, Failed, Prediction
 
@@ -37,8 +36,11 @@ def expected_drafts(tokens: list[int], first: int, last: int) -> list[tuple[int,
     return [(step, tokens[step], extend(START, tokens[:step])) for step in range(first, last + 1)]
 
 
-def greedy(model: ShadowModel, prompt: tuple[int, ...], answer: list[int], count: int) -> list[int]:
-    """`answer` and what the shadow's model says after it, `count` tokens in all, each in a pass of its own."""
+def greedy(main: ShadowClient, prompt: tuple[int, ...], answer: list[int], count: int) -> list[int]:
+    """`answer` and what the shadow's model says after it, `count` tokens in all, each in a pass of its own. Nothing
+    else may use the model meanwhile, so the shadow's own thread must have nothing to do."""
+    main.settle()
+    model = main.shadow.model
     cache, tokens = model.new_cache(), list(answer)
     model.forward(list(prompt), cache)
     for step in range(count - 1):
@@ -75,7 +77,7 @@ def test_drafts_are_the_shadows_own_tokens(scheme: str, main_of: Any, answers: l
     main = main_of(scheme)
     main.open(1, answers[1], kv=0)
     token = (answers[1].tokens[0] + 3) % 2048
-    expected = greedy(main.shadow.model, answers[1].prompt, [token], PASSES + 1)
+    expected = greedy(main, answers[1].prompt, [token], PASSES + 1)
     aligned(main, 0, [token], 0, drafts=20)
     assert drafts_of(main) == expected_drafts(expected, 1, PASSES)
 
@@ -105,11 +107,10 @@ def test_another_token_at_each_place_of_a_block(
     """`step` is announced, and `other` is the first pass that has read another token. Afterwards all predictions, the
     drafts and the cache are to the last bit those of a shadow that has read the main model's tokens all along."""
     main = main_of(scheme)
-    model = main.shadow.model
-    own = greedy(model, answers[0].prompt, [answers[0].tokens[0]], PASSES)
+    own = greedy(main, answers[0].prompt, [answers[0].tokens[0]], PASSES)
     right = [*own[:other], (own[other] + 7) % 2048]
-    right = greedy(model, answers[0].prompt, right, step + 1)
-    right = greedy(model, answers[0].prompt, [*right[:step], (right[step] + 11 * (step > other)) % 2048], PASSES + 1)
+    right = greedy(main, answers[0].prompt, right, step + 1)
+    right = greedy(main, answers[0].prompt, [*right[:step], (right[step] + 11 * (step > other)) % 2048], PASSES + 1)
     main.open(90, answers[0], kv=0, late=True)
     for one in range(PASSES):
         main.align(90, one, token=right[one])
@@ -147,7 +148,7 @@ def test_rows_of_a_block_are_taken_over_and_no_pass_is_run_again(
     scheme: str, main_of: Any, answers: list[MainAnswer]
 ) -> None:
     main = main_of(scheme)
-    own = greedy(main.shadow.model, answers[0].prompt, [answers[0].tokens[0]], 2)
+    own = greedy(main, answers[0].prompt, [answers[0].tokens[0]], 2)
     main.open(1, answers[0])
     main.align(1, 0)
     main.settle()
@@ -187,7 +188,7 @@ def test_rows_of_a_block_in_parts_count_with_the_last(main_of: Any, answers: lis
     main.settle()
     other = (answer.tokens[2] + 7) % 2048
     tokens = [*answer.tokens[:2], other]
-    more = greedy(main.shadow.model, answer.prompt, tokens, 4)
+    more = greedy(main, answer.prompt, tokens, 4)
     cuts, before = (PROMPT_TOKENS, PROMPT_TOKENS + 1, end), len(main.of(Draft))
     for start, stop in itertools.pairwise(cuts):
         main.channel.send(
