@@ -40,12 +40,11 @@ def simulate(**settings: Unpack[SimulateKeywords]) -> Simulation:
         return run_simulation(table_of(SimulateSettings, settings, "a setting of odmoe simulate"))
 
 
-def replay(recording: str | os.PathLike[str]) -> Replayed:
-    """Compare the scheduler's decisions with those of a recording (`record=FILE`): its `difference` is None where they
-    are the same. Raises ConfigError."""
-    return replay_recording(
-        read_recording(Path(path_of("recording", recording, "a file that record=FILE has written")))
-    )
+def replay(recording: str | os.PathLike[str], validate: bool = False) -> Replayed:
+    """Compare the scheduler's decisions with those of a recording (`record=FILE`): its `difference` is None if they are
+    the same. `validate`: check the scheduler's books after each event, too. Raises ConfigError."""
+    path = Path(path_of("recording", recording, "a file that record=FILE has written"))
+    return replay_recording(read_recording(path), validate)
 
 
 def run_simulation(given: SimulateSettings, progress: Progress = lambda: contextlib.nullcontext(_silent)) -> Simulation:

@@ -36,6 +36,7 @@ from scheduler.core.snapshot import CoreSnapshot, snapshot
 from scheduler.core.state import Demand, Request, SlotEntry, State, Worker
 from scheduler.core.stats import RequestStats
 from scheduler.core.tempo import Tempo
+from scheduler.core.validation import validate
 from scheduler.core.workers import WorkerTable
 from scheduler.errors import ConfigError
 from scheduler.policies.precision import FULL
@@ -185,6 +186,10 @@ class Core:
     def idle(self) -> bool:
         """Nothing is under way; experts may stay in slots, or be on their way there."""
         return self.snapshot().idle
+
+    def validate(self) -> None:
+        """Check its books. Costs time: for tests and bug reports. Raises InconsistentStateError."""
+        validate(self._state)
 
     def snapshot(self) -> CoreSnapshot:
         """What it holds now. Costs time: not for the hot path."""

@@ -74,7 +74,7 @@ class SlotTable:
         worker = self._workers.least_busy_host()
         worker.hosted[demand.seq] = demand
         worker.backlog += 1
-        demand.worker, demand.state, demand.hit = worker.number, "hosted", False
+        demand.move_to_host(worker.number)
         self._rows.ready(demand)
 
     def place(self, demand: Demand, number: int | None = None, avoid: int | None = None) -> None:
@@ -172,7 +172,8 @@ class SlotTable:
             self._withdraw(demand)
         elif len(entry.users) == 1 and not self._serves(entry, demand.importance):
             self.evict(entry)
-            demand.entry, demand.state, entry = None, "queued", None
+            demand.requeue()
+            entry = None
         demand.confirmed = True
         if entry is None:
             self.place(demand, number)  # which shares what was loaded for a later step
@@ -191,6 +192,7 @@ class SlotTable:
         self._rows.forget(demand)
         entry = demand.entry
         self.detach(demand)
+        demand.end()
         if entry is None:
             return
         if entry.keeps or entry.users:
@@ -211,7 +213,7 @@ class SlotTable:
             entry.users.remove(demand)
             if entry.last is demand:
                 entry.last = None
-        demand.entry, demand.state, demand.worker = None, "queued", -1
+        demand.entry, demand.worker = None, -1
 
     def set_back(self, demand: Demand) -> None:
         """It begins again, from its load; answers that its worker still owes are ignored. `place` it then."""
@@ -220,6 +222,7 @@ class SlotTable:
             self._rows.load_over(demand.visit)
         self._rows.forget(demand)
         self.detach(demand)
+        demand.requeue()
 
     def computed(self, demand: Demand) -> None:
         """Its last row has come back. If that was the last demand for an expert that is not kept, the slot is free."""
@@ -227,11 +230,12 @@ class SlotTable:
         entry = demand.entry
         if entry is None:  # hosted
             self.detach(demand)
+            demand.end()
             return
         worker = self._state.workers[entry.worker]
         worker.backlog -= 1
         entry.users.remove(demand)
-        demand.entry = None
+        demand.end()
         if entry.keeps:
             self._release(entry)
         elif entry.users:
@@ -256,7 +260,7 @@ class SlotTable:
         if worker.queue and (worker.free or worker.idle or worker.queue[0].confirmed or self._state.step.absent):
             self._state.touched.add(entry.worker)
         for demand in list(entry.users):
-            demand.state = "ready"
+            demand.finish_load()
             if demand.origin == "warm-up":
                 del demand.visit.demands[demand.seq]
                 self.cancel(demand)
@@ -425,7 +429,7 @@ class SlotTable:
         self.evict(entry)
         entry.stats.preempted += 1
         for demand in entry.users:
-            demand.entry, demand.state = None, "queued"
+            demand.requeue()
             self._enqueue(worker, demand)
 
     def _begin_load(self, worker: Worker, demand: Demand) -> None:
@@ -433,7 +437,7 @@ class SlotTable:
         request, number, expert = demand.visit.request, worker.number, demand.expert
         keeps = self._residency.keeps(number, expert, not demand.confirmed)
         if demand.origin == "warm-up" and not keeps:  # it would be evicted as soon as it is loaded
-            del demand.visit.demands[demand.seq]
+            self._end_warm_up(demand)
             return
         slot, load_id = heappop(worker.free), self._commands.next_id()
         form = FULL
@@ -441,7 +445,7 @@ class SlotTable:
             form = form_taken(self._precision.form(demand.importance), worker.joined.forms)
         self.forms.add(form)
         entry = SlotEntry(number, slot, expert, load_id, keeps, request.stats, [demand], form)
-        demand.entry, demand.state, demand.hit = entry, "loading", False
+        demand.start_load(entry)
         worker.slots[slot] = self._state.loads[load_id] = entry
         worker.link.append(entry)
         if keeps:
@@ -462,7 +466,12 @@ class SlotTable:
         """It is on its way to a slot where it may stay: no other request's warm-up needs to bring it."""
         for one in [one for one in self._state.queued.get(expert, ()) if one.origin == "warm-up"]:
             self._dequeue(self._state.workers[one.worker], one)
-            del one.visit.demands[one.seq]
+            self._end_warm_up(one)
+
+    def _end_warm_up(self, demand: Demand) -> None:
+        """Its expert is there, or on its way, or may not stay."""
+        del demand.visit.demands[demand.seq]
+        demand.end()
 
     def _dequeue_twins(self, demand: Demand) -> list[Demand]:
         """Those that share its load from the beginning."""
@@ -477,15 +486,14 @@ class SlotTable:
     def _share(self, demand: Demand, entry: SlotEntry) -> None:
         """A hit: no load is begun for it. A warm-up is over with that."""
         if demand.origin == "warm-up":
-            del demand.visit.demands[demand.seq]
+            self._end_warm_up(demand)
             return
         worker = self._state.workers[entry.worker]
         worker.idle.pop(entry.expert, None)
         worker.backlog += demand.confirmed
         if demand not in entry.users:
             entry.users.append(demand)
-        demand.worker, demand.entry, demand.hit = entry.worker, entry, True
-        demand.state = "ready" if entry.loaded else "loading"
+        demand.share(entry)
         if demand.confirmed:
             self._rows.ready(demand)
             if entry.loaded:

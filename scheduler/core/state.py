@@ -13,12 +13,27 @@ from operator import attrgetter
 from typing import Literal
 
 from scheduler.core.stats import RequestStats
+from scheduler.errors import InconsistentStateError
 from scheduler.policies.importance import LayerImportance
 from scheduler.policies.precision import FULL, PREDICTED, Importance
 from scheduler.types import ExpertId, GateFired, ModelShape, Pass, Visit, WorkerJoined
 
-DemandState = Literal["queued", "loading", "ready", "hosted"]
+DemandState = Literal["queued", "loading", "ready", "hosted", "over"]
 """See `Demand`."""
+TRANSITIONS: dict[tuple[DemandState, DemandState], str] = {
+    ("queued", "loading"): "start_load: its load begins; share: a load in flight serves it",
+    ("queued", "ready"): "share: its expert is in a slot",
+    ("queued", "hosted"): "move_to_host: a host place computes it",
+    ("queued", "over"): "end: cancelled",
+    ("loading", "ready"): "finish_load: the bytes are in the slot",
+    ("loading", "queued"): "requeue: pre-empted, its load has failed, or its worker is lost",
+    ("loading", "over"): "end: cancelled",
+    ("ready", "queued"): "requeue: its form does not serve, a computation has failed, or its worker is lost",
+    ("ready", "over"): "end: computed, or cancelled",
+    ("hosted", "queued"): "requeue: a computation has failed, or its host place is lost",
+    ("hosted", "over"): "end: computed, or cancelled",
+}
+"""Every change of a demand's state: the method of `Demand` that makes it, and when."""
 Origin = Literal["prediction", "plan", "warm-up", "gate", "host"]
 """What a demand was made for. A prediction, even if it could not be loaded then; prefill's plan, which gives every
 expert a worker; a residency that wants it in a slot when decoding begins; a gate that chose what no prediction had
@@ -164,9 +179,8 @@ class Demand:
                    ├── in flight ─────────▲                   ▲
                    └── in a slot ─────────────────────────────┘
 
-    Back to queued: pre-empted, its load or its computation has failed, or its worker is lost. Over: computed, or
-    cancelled. `hosted`: a host place computes the expert where it lies, without a load. While workers are missing it
-    is queued without a worker (`State.waiting`).
+    `TRANSITIONS` has all changes, those back to `queued` and to `over` too. `hosted`: a host place computes the expert
+    where it lies, without a load. While workers are missing it is queued without a worker (`State.waiting`).
 
     A demand begins as a prefetch, or at the gate. The gate confirms the prefetches that it chose, and cancels the
     others. A confirmed demand's rows are sent as soon as it has a slot; the worker holds them until the load has ended.
@@ -215,6 +229,42 @@ class Demand:
     def key(self) -> int:
         """Where it stands in its visit's `demands`."""
         return self.seq if self.origin == "warm-up" else self.expert.expert
+
+    # --- transitions --------------------------------------------------------------------------------------------
+
+    def start_load(self, entry: SlotEntry) -> None:
+        """A load is begun for it."""
+        self._move("loading")
+        self.entry, self.hit = entry, False
+
+    def share(self, entry: SlotEntry) -> None:
+        """A hit: no load is begun for it."""
+        self._move("ready" if entry.loaded else "loading")
+        self.worker, self.entry, self.hit = entry.worker, entry, True
+
+    def finish_load(self) -> None:
+        self._move("ready")
+
+    def move_to_host(self, worker: int) -> None:
+        self._move("hosted")
+        self.worker, self.hit = worker, False
+
+    def requeue(self) -> None:
+        """It has no slot any more, and begins again."""
+        if self.state != "queued":
+            self._move("queued")
+        self.entry = None
+
+    def end(self) -> None:
+        """No visit needs it any more."""
+        self._move("over")
+        self.entry = None
+
+    def _move(self, to: DemandState) -> None:
+        if (self.state, to) not in TRANSITIONS:
+            expert = f"the demand for expert {self.expert.expert} of layer {self.expert.layer}"
+            raise InconsistentStateError(f"{expert} goes from {self.state} to {to}, which no demand may")
+        self.state = to
 
 
 @dataclass(slots=True, eq=False)

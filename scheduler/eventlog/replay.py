@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from itertools import zip_longest
 
 from scheduler.build import make_core
-from scheduler.errors import ConfigError
+from scheduler.core.machine import Core
+from scheduler.errors import ConfigError, InconsistentStateError
 from scheduler.eventlog.recording import Recording
 
 
@@ -24,9 +25,10 @@ class Replayed:
         return f"{self.events} events, {self.commands} commands: {difference}"
 
 
-def replay(recording: Recording) -> Replayed:
-    """Feed the recorded events to a new core, at their times, and compare its commands with the recorded ones. Raises
-    ConfigError if the events are impossible, or if there is no command to compare."""
+def replay(recording: Recording, validate: bool = False) -> Replayed:
+    """Feed the recorded events to a new core, at their times, and compare its commands with the recorded ones.
+    `validate`: check the core's books after each event, too. Raises ConfigError if the events are impossible, or if
+    there is no command to compare."""
     core = make_core(recording.core_config)
     heap = [(now, number, event) for number, (now, event) in enumerate(recording.events)]
     heapq.heapify(heap)
@@ -35,7 +37,7 @@ def replay(recording: Recording) -> Replayed:
         now, number, event = heapq.heappop(heap)
         try:
             decided = core.handle(event, now)
-        except (LookupError, ValueError, TypeError, AttributeError, ArithmeticError) as error:
+        except (LookupError, ValueError, TypeError, AttributeError, ArithmeticError, InconsistentStateError) as error:
             where = f"event {number + 1} of the recording, {event}"
             raise ConfigError(f"{where}, cannot have happened ({error!r})") from error
         recorded = recording.commands[number]
@@ -44,6 +46,17 @@ def replay(recording: Recording) -> Replayed:
                 difference = f"command {place} was {was or 'none'}, but now is {mine or 'none'}"
                 return Replayed(number + 1, compared, f"after event {number + 1}, {event}, {difference}")
             compared += 1
+        if validate and (contradiction := _contradiction(core)):
+            return Replayed(number + 1, compared, f"after event {number + 1}, {event}, {contradiction}")
     if not compared:
         raise ConfigError(f"the recording has {len(recording.events)} events and no command; nothing can be compared")
     return Replayed(len(recording.events), compared, None)
+
+
+def _contradiction(core: Core) -> str:
+    """In the books of the core, in words; empty: none."""
+    try:
+        core.validate()
+    except InconsistentStateError as error:
+        return f"the scheduler's books contradict each other: {error}"
+    return ""

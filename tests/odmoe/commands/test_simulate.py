@@ -321,7 +321,7 @@ def test_a_replay_of_nothing_is_no_success(cli: CommandLine, tmp_path: Path) -> 
 
 
 def test_a_replay_that_differs_fails(cli: CommandLine, log: Path, tmp_path: Path) -> None:
-    answer = cli("simulate", "--replay", str(log))
+    answer = cli("simulate", "--replay", str(log), "--validate")
     assert (answer.code, answer.out.endswith(" commands: identical, in order\n")) == (0, True)
     other = tmp_path / "other"
     other.write_bytes(log.read_bytes().replace(b"\xaagroup_size\x02", b"\xaagroup_size\x04"))
@@ -368,6 +368,7 @@ def test_a_replay_that_differs_fails(cli: CommandLine, log: Path, tmp_path: Path
         (["--trace", "/none/t.json"], "--trace is '/none/t.json'; allowed: a file in a directory"),
         (["--routes", "/none"], "recording /none cannot be read"),
         (["--replay", "/none"], "recording /none cannot be read"),
+        (["--validate"], "--validate is given without --replay; record a run"),
         (["--replay", "/none", "--tokens", "3"], "--replay is given with --tokens"),
         (["--replay", "/none", "--routes", "/none"], "--replay is given with --routes"),
         (["--routes", "LOG", "--layers", "4"], "--layers is given with --routes"),

@@ -59,6 +59,7 @@ def test_a_failed_prediction_that_a_later_one_has_replaced_is_none() -> None:
 
 def test_an_event_that_cannot_be_leaves_nothing_for_the_next() -> None:
     d = Driver(workers=2, experts=4, layers=2, prefill="pipelined")
+    d.validates = False  # the event has changed some of the books
     d.prefill()
     with pytest.raises(IndexError):
         d.gate(0, at=0, rows={1: 2, 9: 1})

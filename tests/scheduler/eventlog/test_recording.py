@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
@@ -15,6 +16,8 @@ from scheduler import types as t
 from scheduler.alignment import Alignment
 from scheduler.build import make_core
 from scheduler.core.machine import Core
+from scheduler.core.slots import SlotTable
+from scheduler.core.state import Demand
 from scheduler.errors import ConfigError
 from scheduler.eventlog import recording as module
 from scheduler.eventlog.recording import Recorder, Recording, read_recording
@@ -99,7 +102,7 @@ def read(tmp_path: Path, data: bytes) -> Recording:
 def test_a_log_replays_to_the_same_commands(tmp_path: Path, said: dict[str, Any]) -> None:
     recorder, _ = recorded(scenario_of(PROFILE, tokens=5, **said))
     found = read(tmp_path, recorder.take())
-    done = replay(found)
+    done = replay(found, validate=True)
     assert done.difference is None
     assert done.events == len(found.events) > 90
     assert done.commands == sum(map(len, found.commands)) > 50
@@ -125,6 +128,28 @@ def test_another_scheduler_is_told_apart(tmp_path: Path) -> None:
         )
     other = CoreConfig(found.core_config.shape, 3, found.core_config.alignment)
     assert replay(Recording(found.about, other, found.events, found.commands)).difference is not None
+
+
+def test_books_that_contradict_each_other_are_told_if_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A defect that changes no command of this run: a worker's backlog is never counted down."""
+    recorder, _ = recorded(Scenario(PROFILE, tokens=5))
+    found = read(tmp_path, recorder.take())
+    computed = SlotTable.computed
+
+    def miscount(self: SlotTable, demand: Demand) -> None:
+        worker = self._state.workers[demand.worker]
+        computed(self, demand)
+        worker.backlog += 1
+
+    monkeypatch.setattr(SlotTable, "computed", miscount)
+    assert replay(found).difference is None
+    said = replay(found, validate=True).difference
+    assert said is not None
+    assert re.match(
+        r"after event \d+, ComputeEnded\(.*\), the scheduler's books contradict each other: worker \d: ", said
+    )
 
 
 def test_a_log_that_cannot_have_happened_is_named() -> None:

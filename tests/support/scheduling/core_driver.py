@@ -68,7 +68,8 @@ in_place = partial(compute, last=False)
 
 class Driver:
     """A core, and a record of what stands in every slot according to its commands: `in_slots`, by (worker, slot), and
-    `calls` that were not answered. A worker without slots is a host.
+    `calls` that were not answered. A worker without slots is a host. `validates`: the core's books are checked after
+    each event, unless there are very many workers.
 
     `predictor` and so on: the strategy's five objects; those not given are OD-MoE's.
     """
@@ -106,6 +107,7 @@ class Driver:
         self.in_slots: dict[tuple[int, int], t.Load] = {}
         self.calls: dict[tuple[int, int], list[t.Compute]] = defaultdict(list)
         self.raw: list[t.Command] = []
+        self.validates = workers < 100
         self.now = 0.0
         self.hosts: set[int] = set()
         for worker, size in enumerate(mixed or (slots,) * workers):
@@ -116,6 +118,8 @@ class Driver:
 
     def do(self, event: t.Event) -> list[str]:
         self.raw = self.core.handle(event, self.now)
+        if self.validates:
+            self.core.validate()
         for c in self.raw:
             if isinstance(c, t.Load):
                 assert (c.worker, c.slot) not in self.in_slots, f"{c} into a slot that is taken"

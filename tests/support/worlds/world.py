@@ -141,6 +141,7 @@ class World:
             event = self._inbox.popleft()
             self.referee.fact(event, self.now)
             commands = self.core.handle(event, self.now)
+            self.core.validate()
             self.log.append((event, self.now, commands))
             self.referee.answered(commands, self.core)
             for c in commands:
