@@ -32,7 +32,7 @@ from scheduler.core.groups import Grouping
 from scheduler.core.passes import PassTracker
 from scheduler.core.shadow import ShadowFollower
 from scheduler.core.slots import SlotTable
-from scheduler.core.snapshot import CoreSnapshot, snapshot
+from scheduler.core.snapshot import CoreSnapshot, snapshot, waiting_experts
 from scheduler.core.state import Demand, Request, SlotEntry, State, Worker
 from scheduler.core.stats import RequestStats
 from scheduler.core.tempo import Tempo
@@ -142,6 +142,11 @@ class Core:
         """What is missing, while open requests wait for workers: none is connected, or those that are cannot hold what
         the policy keeps. None: nothing."""
         return self._state.shortfall
+
+    @property
+    def waiting(self) -> tuple[t.ExpertId, ...]:
+        """Needed by visits, and without a worker until the shortfall is over."""
+        return waiting_experts(self._state)
 
     @property
     def awaits_experts(self) -> bool:

@@ -66,9 +66,14 @@ def snapshot(state: State) -> CoreSnapshot:
         loads=(*state.loads, *(audit.entry.load_id for audit in state.audits.values() if audit.loading)),
         audits=tuple(audit.number for audit in state.audits.values()),
         shortfall=state.shortfall,
-        waiting=tuple(demand.expert for demand in state.waiting.values()),
+        waiting=waiting_experts(state),
         workers={number: _worker(worker, state.audits.values()) for number, worker in state.workers.items()},
     )
+
+
+def waiting_experts(state: State) -> tuple[ExpertId, ...]:
+    """Needed by visits, and without a worker."""
+    return tuple(demand.expert for demand in state.waiting.values())
 
 
 def _worker(worker: Worker, audits: Collection[Audit]) -> WorkerSnapshot:

@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from support.nodes.crowd import KINDS, Crowd, Visitor, crowds
 
 pytestmark = pytest.mark.timeout(300)
-EXAMPLES = 4
+EXAMPLES = 3
 
 
 @pytest.mark.parametrize("kind", KINDS)

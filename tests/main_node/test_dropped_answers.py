@@ -18,6 +18,7 @@ from support.nodes.tapped_cluster import TappedCluster
 
 pytestmark = pytest.mark.timeout(90)
 WAIT_S = 20.0
+DROPPED = 10
 PROMPT = [5, 6, 7]
 
 
@@ -78,19 +79,19 @@ def nothing_open(cluster: TappedCluster) -> bool:
     return cluster.engine.idle() and main.steps.idle() and left == ((0, 0), {}, {}, {})
 
 
-def test_of_sixty_dropped_answers_none_stays_open(cluster: TappedCluster, nf4: Any) -> None:
+def test_of_twenty_dropped_answers_none_stays_open(cluster: TappedCluster, nf4: Any) -> None:
     """The last half of them with a shadow."""
     caches: list[Any] = []
     with no_collection():
-        for number in range(60):
-            if number == 30:
+        for number in range(2 * DROPPED):
+            if number == DROPPED:
                 cluster.join_shadow(nf4)
             answer = cluster.main.generate(PROMPT, 4, ignore_eos=True)
             caches.append(weakref.ref(answer.request.sequence.cache))
             CLIENTS[number % len(CLIENTS)](answer)
             del answer
         assert wait_until(lambda: nothing_open(cluster))
-        assert wait_until(lambda: [cache() for cache in caches] == [None] * 60)
+        assert wait_until(lambda: [cache() for cache in caches] == [None] * 2 * DROPPED)
     cluster.nothing_left()
     assert len(collect(cluster.main.generate(PROMPT, 4, ignore_eos=True))[0]) == 4
 

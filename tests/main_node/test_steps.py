@@ -276,7 +276,7 @@ def read(bench: Bench, request: int, prompt: int) -> None:
         position += job.one.tokens
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=12)
 @given(prompts=st.lists(st.integers(1, 40), min_size=1, max_size=4), chunk=st.integers(1, 16))
 def test_between_two_tokens_of_a_request_at_most_a_chunk_is_read(prompts: list[int], chunk: int) -> None:
     bench, rest = Bench(chunk=chunk), list(range(2, 2 + len(prompts)))

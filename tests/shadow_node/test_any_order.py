@@ -41,7 +41,7 @@ def late(answer: dict[str, Any]) -> list[list[frozenset[int]]]:
     return [bench.stands(followed, step) for step in range(PASSES)]
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(data=st.data(), count=st.integers(1, 3), seed=st.integers(0, 10**6), often=st.sampled_from([0.1, 0.3, 0.8]))
 def test_what_stands_is_what_a_shadow_predicts_that_waits(
     data: st.DataObject, count: int, seed: int, often: float
@@ -79,7 +79,7 @@ def test_what_stands_is_what_a_shadow_predicts_that_waits(
         assert [bench.stands(one, step) for step in range(PASSES)] == wanted
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=35, deadline=None)
 @given(data=st.data(), seed=st.integers(0, 10**6), closes=st.integers(1, 30))
 def test_a_shadow_that_is_overtaken_is_right_again_with_the_next_alignment(
     data: st.DataObject, seed: int, closes: int
@@ -114,7 +114,7 @@ def test_a_shadow_that_is_overtaken_is_right_again_with_the_next_alignment(
     assert all(len(bench.stands(one, step)) == LAYERS for step in range(PASSES))
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=35, deadline=None)
 @given(answer=answers(1))
 def test_a_repetition_says_only_what_differs(answer: dict[str, Any]) -> None:
     """No prediction is sent twice in a row."""

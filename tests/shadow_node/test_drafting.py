@@ -166,7 +166,7 @@ class Run:
             assert drafts == {}
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(
     seed=st.integers(0, 10**6),
     late=st.booleans(),
@@ -194,7 +194,7 @@ def test_after_each_block_the_shadow_is_where_the_account_is(
         run.check()
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(
     seed=st.integers(0, 10**6),
     late=st.booleans(),
@@ -227,7 +227,7 @@ def test_blocks_at_any_layer_of_any_pass(
     run.check(min(run.account.step, run.bench.session._requests[1].course.step))
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(seed=st.integers(0, 10**6), window=st.sampled_from([0, 3, 6]), often=st.sampled_from([0.2, 0.6]))
 def test_rows_that_come_at_any_layer_are_the_main_models(seed: int, window: int, often: float) -> None:
     chance = Random(seed)

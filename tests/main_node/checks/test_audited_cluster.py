@@ -16,7 +16,7 @@ from scheduler.errors import AnswerWithdrawnError
 from support.nodes.engine_world import WAIT_S, becomes_idle
 
 pytestmark = pytest.mark.timeout(120)
-TOKENS = 24
+TOKENS = 8
 
 
 @pytest.fixture
@@ -40,13 +40,20 @@ LIES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 }
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("lie", LIES.values(), ids=LIES)
-def test_a_lying_worker_of_a_cluster_is_named(lie: Any, dtype: str, cluster_with: Any, monkeypatch: Any) -> None:
+@pytest.mark.parametrize(
+    ("lie", "dtype"),
+    [
+        ("zeros", "float32"),
+        ("scaled by 1.01", "float32"),
+        ("scaled by 1.01", "bfloat16"),
+        ("rows from elsewhere", "bfloat16"),
+    ],
+)
+def test_a_lying_worker_of_a_cluster_is_named(lie: str, dtype: str, cluster_with: Any, monkeypatch: Any) -> None:
     cluster = cluster_with(dtype, audit=0.05)
     liar = cluster._nodes[2]
     run = liar.run
-    monkeypatch.setattr(liar, "run", lambda *of: lie(run(*of)))
+    monkeypatch.setattr(liar, "run", lambda *of: LIES[lie](run(*of)))
     found = 0
     with pytest.raises(AnswerWithdrawnError, match=r"worker 2 \(process \d+ on .*\) gives wrong outputs: that of"):
         for found, _ in enumerate(cluster.generate([1, 2, 3], 200, ignore_eos=True)):  # noqa: B007

@@ -65,11 +65,11 @@ def test_as_defined(name: str, cluster: EmbeddedCluster, whole: Any, reference: 
 
 
 def test_with_drafts_and_several_at_once(cluster: EmbeddedCluster, reference: Any) -> None:
-    sampling, prompts = CASES["all, drawn"], [reference("float32", number, COUNT).prompt for number in range(3)]
+    sampling, prompts = CASES["all, drawn"], [reference("float32", number, COUNT).prompt for number in range(2)]
     alone = [collect(cluster.generate(prompt, COUNT, ignore_eos=True, sampling=sampling))[0] for prompt in prompts]
     scripted = ScriptedDrafts({tuple(prompt): tokens for prompt, tokens in zip(prompts, alone, strict=True)})
     cluster.main.drafting = scripted
-    got = answers_together(cluster.main, prompts, [COUNT] * 3, sampling=sampling)
+    got = answers_together(cluster.main, prompts, [COUNT] * 2, sampling=sampling)
     assert [one.tokens for one in got] == alone
     assert scripted.wrong
     assert sum(one.report.accepted for one in got) > 0

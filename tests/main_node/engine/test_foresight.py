@@ -210,7 +210,7 @@ def test_token_learns_from_what_is_decoded(demo: Path) -> None:
         shape = (8, model.config.hidden_size)
         zero = TokenPredictor({n: torch.zeros(shape) for n in main.gates.layers})
         main.foresight = TokenForesight(zero, main.gates, main.shape, rate)
-        main.answer(steps=100)
+        main.answer(steps=60)
         found = []
         for told in main.told:
             if (truth := main.said.get((told.position, told.layer))) is not None:

@@ -50,8 +50,8 @@ def test_wrong_drafts_gain_nothing() -> None:
 
 def test_the_share_of_accepted_drafts_follows_the_acceptance() -> None:
     """A block's drafts after a wrong one are wrong too."""
-    assert accepted(drawn(1, 0.6, tokens=400)) == pytest.approx(0.6, abs=0.1)
-    assert accepted(drawn(7, 0.6, tokens=400)) < 0.5
+    assert accepted(drawn(1, 0.6, tokens=200)) == pytest.approx(0.6, abs=0.1)
+    assert accepted(drawn(7, 0.6, tokens=200)) < 0.5
 
 
 @pytest.mark.parametrize("requests", [1, 3])
@@ -70,12 +70,12 @@ def test_no_more_is_verified_than_is_asked_for(requests: int, monkeypatch: pytes
 
 @pytest.mark.parametrize("requests", [1, 4])
 def test_text_that_drafts_badly_is_hardly_slower_than_without_drafts(requests: int) -> None:
-    without, auto = (drawn(draft, 0.1, tokens=600, requests=requests) for draft in (0, "auto"))
+    without, auto = (drawn(draft, 0.1, tokens=300, requests=requests) for draft in (0, "auto"))
     assert auto.decode_tokens_per_s >= 0.98 * without.decode_tokens_per_s
 
 
 def test_good_drafts_are_twice_as_fast_on_the_papers_testbed() -> None:
-    without, auto = (drawn(draft, 0.98, tokens=160, profile=PAPER) for draft in (0, "auto"))
+    without, auto = (drawn(draft, 0.98, tokens=80, profile=PAPER) for draft in (0, "auto"))
     assert auto.decode_tokens_per_s >= 2 * without.decode_tokens_per_s
 
 

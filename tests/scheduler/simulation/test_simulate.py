@@ -41,7 +41,7 @@ def run(
     return simulate(scenario, random_workload(scenario, recall, seed, same_token), spans)
 
 
-def rate(profile: Profile, recall: float | None, tokens: int = 120, **said: Any) -> float:
+def rate(profile: Profile, recall: float | None, tokens: int = 60, **said: Any) -> float:
     found = run(profile, recall, tokens=tokens, **said).decode_tokens_per_s
     assert found is not None
     return found
@@ -56,8 +56,8 @@ def test_the_six_cases_of_figure_8_come_in_order(profile: Profile) -> None:
     """Both aligned (97 %), token only, KV only, neither (on average 45 %), random prefetch, load after routing. The
     paper gives no recall for the second and third; theirs lie between their neighbours' (Fig. 3)."""
     shadowed = [((1, 1), 0.9734), ((1, 0), 0.9), ((0, 1), 0.65), ((0, 0), 0.45)]
-    speeds = [rate(profile, recall, 60, alignment=Alignment(*periods)) for periods, recall in shadowed]
-    speeds += [rate(profile, None, 60, predictor="random"), rate(profile, None, 60, predictor="none")]
+    speeds = [rate(profile, recall, 30, alignment=Alignment(*periods)) for periods, recall in shadowed]
+    speeds += [rate(profile, None, 30, predictor="random"), rate(profile, None, 30, predictor="none")]
     assert speeds == sorted(speeds, reverse=True)
     assert len(set(speeds)) == 6
 
@@ -145,9 +145,9 @@ def test_a_longer_prompt_holds_up_the_first_alignment(profile: Profile) -> None:
 
 def test_recall_is_counted_as_it_was_drawn(profile: Profile) -> None:
     assert run(profile, 1.0).stats.overall.recall == 1.0
-    assert run(profile, 0.8, tokens=100).stats.overall.recall == pytest.approx(0.8, abs=0.02)
+    assert run(profile, 0.8).stats.overall.recall == pytest.approx(0.8, abs=0.02)
     assert run(profile, 0.0).stats.overall.recall == 0.0
-    assert run(profile, None, predictor="random", tokens=100).stats.overall.recall == pytest.approx(0.25, abs=0.02)
+    assert run(profile, None, predictor="random").stats.overall.recall == pytest.approx(0.25, abs=0.02)
 
 
 def test_a_second_slot_needs_loads_that_can_be_given_up(profile: Profile) -> None:
@@ -247,8 +247,8 @@ def test_at_once_perfect_predictions_leave_the_loads_alone(profile: Profile) -> 
 
 
 def test_at_once_is_faster_than_late_though_tokens_may_be_wrong(profile: Profile) -> None:
-    late = run(profile, 0.99, tokens=100)
-    at_once = run(profile, 0.99, departure=AT_ONCE, tokens=100)
+    late = run(profile, 0.99)
+    at_once = run(profile, 0.99, departure=AT_ONCE)
     assert at_once.token_s[-1] < late.token_s[-1]
     assert at_once.ttft_s == late.ttft_s
     assert at_once.stats.overall.recall == pytest.approx(late.stats.overall.recall, abs=0.005)

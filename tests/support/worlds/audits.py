@@ -72,7 +72,7 @@ class AuditBooks:
 
     def computing(self, worker: int) -> int:
         """How many of the worker's slots no request can have yet: the load has ended, and the computation has not."""
-        return sum(place[0] == worker and audit.loaded for place, audit in self.own_slots().items())
+        return sum(audit.loaded for audit in self._under_way.values() if audit.place[0] == worker and audit.load)
 
     # --- facts --------------------------------------------------------------------------------------------------------
 

@@ -221,6 +221,8 @@ class Books:
         held = {v: g for v, g in self.gates.items() if not g.united and v.request not in leaving}
         least = min((one.fired for one in members), default=-1)
         fresh = {v: g for v, g in held.items() if v.layer <= least}
+        if not fresh:
+            return
         hints = {e for gate in fresh.values() for e in gate.predicted}
         if self.plans_ahead and any(gate.prefill for gate in fresh.values()):
             hints |= set(range(self.plan.experts))

@@ -98,7 +98,7 @@ def _check_links(books: Books) -> None:
 
 def _check_waiting(books: Books, named: Count, predicted: Count, core: Core) -> None:
     """Workers are missing. If all are: what is needed waits, and nothing else."""
-    waiting: set[Expert] = set(core.snapshot().waiting)
+    waiting: set[Expert] = set(core.waiting)
     if not sum(books.live.values()):
         needed = {*named, *(e for e in predicted if books.failures[e] < MAX_FAILURES)}
         assert needed <= waiting, f"{needed - waiting} are needed, and do not wait"
@@ -108,7 +108,7 @@ def _check_waiting(books: Books, named: Count, predicted: Count, core: Core) -> 
 
 def _without_suspects(books: Books, named: Count, core: Core) -> Count:
     """Of what lost workers may have loaded or computed, one at a time is tried again, and the others wait for that."""
-    waiting = Counter[Expert](core.snapshot().waiting)
+    waiting = Counter[Expert](core.waiting)
     if not waiting:
         return named
     books.seen["suspects wait"] += 1
@@ -154,8 +154,9 @@ def check_end(books: Books, core: Core) -> None:
     assert not books.gates
     assert not any(one.open for one in books.requests.values())
     assert core.idle()
-    assert not core.snapshot().audits
-    for number, worker in core.snapshot().workers.items():
+    left = core.snapshot()
+    assert not left.audits
+    for number, worker in left.workers.items():
         held = [books.slots.get((number, slot)) for slot in range(books.live[number])]
         assert worker.slots == tuple(attempt and attempt.load.expert for attempt in held)
         assert worker.kept == {attempt.load.expert for attempt in held if attempt is not None}

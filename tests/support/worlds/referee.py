@@ -83,7 +83,7 @@ class Referee(Listener):
     def answered(self, commands: list[t.Command], core: Core) -> None:
         """These were given in answer to the last fact."""
         books, fresh = self.books, set[int]()
-        without_worker = set(core.snapshot().waiting)
+        without_worker = set(core.waiting)
         self._waiting = without_worker | (self._left_waiting & books.suspects)
         self._left_waiting = without_worker
         self._failing = failing = {c.request for c in commands if isinstance(c, t.Fail)}
