@@ -13,15 +13,17 @@ import torch
 from checkpoint.sharding.source import open_source
 from checkpoint.store import ExpertStore
 from support.models import families
+from support.models.published import aligned
 from support.models.store_making import shard
+from support.nodes.exact import answer_of
 
 PROMPT = [5, 17, 3, 88, 41, 9, 9, 60, 2, 71, 33, 12]
-TOKENS = 20
+TOKENS = 12
 
 
 @dataclass(frozen=True)
 class Tiny:
-    """A family's checkpoint at `path`, Transformers' model of it, and its greedy answer to `prompt`."""
+    """A family's checkpoint at `path`, Transformers' model of it, and its greedy answer to `prompt` with its logits."""
 
     family: str
     path: Path
@@ -29,10 +31,11 @@ class Tiny:
     model: Any
     prompt: list[int]
     answer: list[int]
+    logits: list[torch.Tensor]
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    marked = [mark for mark in metafunc.definition.iter_markers("parametrize") if mark.args[0] == "family"]
+    marked = [mark for mark in metafunc.definition.iter_markers("parametrize") if "family" in mark.args[0]]
     if "family" in metafunc.fixturenames and not marked:
         metafunc.parametrize("family", families.of(families.TESTED))
 
@@ -48,12 +51,10 @@ def tiny_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Tiny]:
             (build() if build else families.build(family)).save_pretrained(path / "model")
             store = shard(open_source(path / "model"), path / "store")
             auto = families.auto_class(family)
-            model = auto.from_pretrained(path / "model", experts_implementation="eager").eval()
-            with torch.inference_mode():
-                told = model.generate(torch.tensor([PROMPT]), max_new_tokens=TOKENS, do_sample=False)
-            answer = told[0, len(PROMPT) :].tolist()
+            model = aligned(auto.from_pretrained(path / "model", experts_implementation="eager").eval())
+            answer, logits = answer_of(model, PROMPT, TOKENS)
             assert len(set(answer)) > 3, "the model says nothing: a comparison would prove nothing"
-            made[family] = Tiny(family, path / "model", store, model, PROMPT, answer)
+            made[family] = Tiny(family, path / "model", store, model, PROMPT, answer, logits)
         return made[family]
 
     return make

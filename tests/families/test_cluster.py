@@ -19,14 +19,14 @@ from odmoe.settings.settings import Settings
 from support.models import families
 from support.models.families import build_with_vision
 from support.nodes.engine_world import nothing_left
-from support.nodes.exact import Alone, answers, check_together
+from support.nodes.exact import Alone, answer_of, check_together
 
 RUNS: dict[str, dict[str, Any]] = {
     "fp16": {"shadow": "fp16", "align_token": 1, "align_kv": 1, "departure": "late"},
     "nf4": {"shadow": "nf4", "align_token": 3, "align_kv": 3, "departure": "late"},
     "int8": {"shadow": "int8", "align_token": 1, "align_kv": 4, "workers": 2, "slots": 2, "departure": "late"},
 }
-COUNTS = (20, 6, 9)
+COUNTS = (10, 4, 6)
 """Tokens of each of several answers at once."""
 LEAST_RECALL = 0.9
 """A shadow whose weights are the main model's, rounded to float16, and whose cache is the main model's before every
@@ -77,9 +77,9 @@ def answered(tiny: Any, **settings: Any) -> tuple[Any, list[str]]:
         cluster.close()
 
 
-@pytest.mark.parametrize("run", RUNS)
+@pytest.mark.parametrize(("family", "run"), families.paired(families.TESTED, tuple(RUNS)))
 def test_tokens_of_eager_and_a_shadow_that_follows(
-    run: str, family: str, tiny: Any, caches: Caches, record_property: Any
+    family: str, run: str, tiny: Any, caches: Caches, record_property: Any
 ) -> None:
     report, lost = answered(tiny, **RUNS[run])
     assert report.token_ids == tiny.answer
@@ -97,16 +97,13 @@ def test_tokens_of_eager_and_a_shadow_that_follows(
 
 @pytest.mark.parametrize("family", families.of(families.SHARING))
 def test_three_requests_at_once(family: str, tiny: Any) -> None:
-    """Each with the tokens and logits of that request alone, though their passes stop at every layer."""
+    """Each with the tokens and logits of `generate` alone, though their passes stop at every layer."""
     settings = Settings(model=family, workers=3, threads=1, mini_batch=4096, shadow="int8")
-    cluster = EmbeddedCluster(settings, tiny.store)
     prompts = [tiny.prompt, tiny.prompt[3:], [*reversed(tiny.prompt), 8]]
+    asked = zip(prompts, COUNTS, strict=True)
+    alone = [Alone(prompt, *answer_of(tiny.model, prompt, count)) for prompt, count in asked]
+    cluster = EmbeddedCluster(settings, tiny.store)
     try:
-        alone = []
-        for prompt, count in zip(prompts, COUNTS, strict=True):
-            report, rows = answers(cluster, prompt, count)
-            alone.append(Alone(prompt, report.token_ids, rows))
-        assert alone[0].tokens == tiny.answer
         together = check_together(cluster.main, alone)
         assert min(one.report.requests_per_step for one in together) > 1
         assert nothing_left(cluster.main.engine)

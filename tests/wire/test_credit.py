@@ -73,7 +73,7 @@ def test_a_number_used_twice_is_counted_twice():
     assert budget.nbytes == 0
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(data=st.data())
 def test_a_worker_never_holds_more_than_it_said(data: st.DataObject):
     """Whatever is told, in whatever order the worker answers, and however long a message is on its way."""

@@ -27,9 +27,9 @@ def same_bits(groups: torch.Tensor, bits: int) -> bool:
     )
 
 
-@settings(deadline=None, max_examples=50)
+@settings(deadline=None, max_examples=25)
 @given(
-    rows=st.integers(1, 300),
+    rows=st.integers(1, 100),
     group=st.sampled_from([64, 128]),
     bits=st.sampled_from([4, 2]),
     dtype=st.sampled_from([torch.float32, torch.bfloat16, torch.float16]),

@@ -82,7 +82,7 @@ def half(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return partial_of(target)
 
 
-@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_anything_may_happen_to_what_is_half_done(
     half: Path, model: Path, tmp_path: Path, whole: dict[str, bytes], data: st.DataObject
@@ -212,8 +212,9 @@ def test_first_that_does_not_get_on(model: Path, tmp_path: Path, monkeypatch: py
     shard(open_source(model), tmp_path / "store").verify()
 
 
-@pytest.mark.parametrize("there", [False, True], ids=["no directory", "an empty directory"])
-@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize(
+    ("there", "dtype"), [(False, "bfloat16"), (True, "float32")], ids=["no directory", "an empty directory"]
+)
 def test_another_machine_was_faster(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, there: bool, dtype: str
 ) -> None:

@@ -12,6 +12,7 @@ import torch
 
 from checkpoint.family import config_from_dict, stored_dtype
 from checkpoint.sharding.source import read_header
+from checkpoint.sizes.configured_size import configured_size
 from checkpoint.sizes.model_size import count
 from scheduler.types import ModelSize
 from support.models import families
@@ -45,6 +46,11 @@ def test_parameters_are_those_of_the_model_card(
     one -= found.dense - found.read if name.startswith("gpt") else 0
     assert (found.dense + found.experts_all) / 1e9 == pytest.approx(total, rel=0.005)
     assert one / 1e9 == pytest.approx(active, rel=tolerance)
+
+
+def test_a_configuration_alone_says_the_same(known: dict[str, ModelSize]) -> None:
+    for name, found in known.items():
+        assert configured_size(json.loads((CONFIGS / f"{name}.json").read_text()), None, 4096, "model") == found
 
 
 def test_shapes_are_those_of_the_configuration(known: dict[str, ModelSize]) -> None:
@@ -88,9 +94,9 @@ def test_counts_are_those_of_real_weights(demo: Path) -> None:
 
 @pytest.mark.parametrize("family", ["jamba", "qwen3_next", "minimax", "nemotron_h", "kimi_linear", "deepseek_v3"])
 def test_states_do_not_grow_and_rows_do(family: str) -> None:
-    """A cache of n tokens is its states, and n rows."""
+    """A cache of n tokens is its states, and n rows: as many as after one token, which each count looks at."""
     config = families.configuration(family)
-    sizes = [count(config, torch.float32, tokens) for tokens in (1, 5, 17)]
-    assert [size.cache - size.state for size in sizes] == [tokens * sizes[0].cache_token for tokens in (1, 5, 17)]
+    sizes = [count(config, torch.float32, tokens) for tokens in (5, 17)]
+    assert [size.cache - size.state for size in sizes] == [tokens * sizes[0].cache_token for tokens in (5, 17)]
     assert (sizes[0].state > 0) is (family != "deepseek_v3")
     assert len({size.state for size in sizes}) == 1

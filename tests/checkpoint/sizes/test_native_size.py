@@ -97,7 +97,7 @@ def test_slots_are_as_large_as_the_largest_experts() -> None:
 
 def test_fp4_experts_may_be_named_beside_the_settings() -> None:
     """As DeepSeek-V4's config.json has them."""
-    assert planned("deepseek-v3", FP8, expert_dtype="fp4").native_bits == 0
+    assert planned("deepseek-v3", FP8, expert_dtype="fp4", num_hidden_layers=4).native_bits == 0
 
 
 def test_settings_of_the_language_model(tmp_path: Path) -> None:

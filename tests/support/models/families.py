@@ -191,6 +191,13 @@ def of(chosen: Sequence[str]) -> Sequence[str]:
     return tuple(FAMILIES) if os.environ.get("FAMILIES") == "all" else chosen
 
 
+def paired(chosen: Sequence[str], ways: Sequence[str]) -> list[tuple[str, str]]:
+    """Each of the `chosen` families with one of the `ways`, in turn; with `FAMILIES=all`, each with every way."""
+    if of(()):
+        return [(family, way) for family in FAMILIES for way in ways]
+    return [(family, ways[number % len(ways)]) for number, family in enumerate(chosen)]
+
+
 NO_DISPATCH, NO_LANGUAGE_MODEL, TWO_HALVES = "ExpertsInterface", "no causal language model", "encoder with a decoder"
 TWO_KINDS = "two experts modules"
 REFUSED: dict[str, tuple[type[errors.ODMoEError], str]] = {

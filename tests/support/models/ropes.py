@@ -23,8 +23,8 @@ from support.shadows.scripted_drafts import ScriptedDrafts
 LIMIT = 24
 """Tokens after which factors change, in the kinds that change them; the length before scaling in the others."""
 CHUNK = 8
-TOKENS = 14
-LENGTHS = (LIMIT - 9, LIMIT, LIMIT + 7)
+TOKENS = 9
+LENGTHS = (LIMIT - 5, LIMIT, LIMIT + 7)
 """Of the prompts: an answer that goes over the limit, one that begins there, and one behind it."""
 PROMPTS = [[(7 * at * at + 3 * at + 11 * length + 5) % 96 for at in range(length)] for length in LENGTHS]
 SCALED: dict[str, dict[str, Any]] = {

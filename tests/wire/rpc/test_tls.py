@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import socket
@@ -109,18 +110,26 @@ def test_the_certificates_of_each_side_may_differ_in_address(kit, authority):
 
 def test_a_certificate_that_expires_while_a_stream_is_open(kit, authority):
     """The stream goes on; a new one is refused by name, whichever side it is whose certificate has expired."""
-    ca, seconds = authority(), 6
-    good, short = ca.folder(), ca.folder(days=(-1, seconds / 86400))
-    end, kept = time.monotonic() + seconds + 1, []
-    for server_folder, client_folder in ((short, good), (good, short)):
-        server = kit.serve(EchoNode(), identity=Identity.read(server_folder))
-        identity, heard = Identity.read(client_folder), Recorder()
-        channel = kit.connect(server.address, heard, identity=identity)
-        channel.send(Load(1, 0, 0, 0))
-        assert heard.take(1) == ECHO
-        kept.append((server, identity, channel, heard))
-    time.sleep(max(0.0, end - time.monotonic()))
-    for server, identity, channel, heard in kept:
+    ca = authority()
+    good = ca.folder()
+
+    def opened(seconds: int):
+        """Streams whose certificates expire in so many seconds, and when that is over."""
+        short, end = ca.folder(days=(-1, seconds / 86400)), time.monotonic() + seconds + 1
+        for server_folder, client_folder in ((short, good), (good, short)):
+            server = kit.serve(EchoNode(), identity=Identity.read(server_folder))
+            identity, heard = Identity.read(client_folder), Recorder()
+            channel = kit.connect(server.address, heard, identity=identity)
+            channel.send(Load(1, 0, 0, 0))
+            assert heard.take(1) == ECHO
+            yield end, server, identity, channel, heard
+
+    for seconds in (3, 12, 48):  # a busy machine may be too slow for the first
+        with contextlib.suppress(CertificateError):
+            kept = list(opened(seconds))
+            break
+    time.sleep(max(0.0, kept[0][0] - time.monotonic()))
+    for _, server, identity, channel, heard in kept:
         channel.send(Load(1, 0, 0, 0))
         assert heard.take(1) == ECHO
         with pytest.raises(CertificateError, match="expired"):
