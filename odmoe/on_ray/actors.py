@@ -26,6 +26,7 @@ from scheduler.errors import LaunchError, LinkError
 from wire.rpc.stream import check_access
 
 if TYPE_CHECKING:
+    from checkpoint.manifest import Manifest
     from checkpoint.store import ExpertStore
     from main_node.answer import Step
     from main_node.engine.engine import Engine
@@ -59,6 +60,7 @@ class Main(NodeProcess):
         super().__init__(settings, store)
         prefer_as_victim("main")
         self._main: MainNode | None = None
+        self._manifest: Manifest | None = None
         self._fleet: Fleet | None = None
         self._recorder: Recorder | None = None
         self._answers = Answers()
