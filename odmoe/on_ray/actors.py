@@ -1,5 +1,8 @@
 """The processes of a cluster, as Ray actors with a plain node each. Ray starts, places and watches them; embeddings go
-over gRPC, by which workers and shadow are served."""
+over gRPC, by which workers and shadow are served.
+
+Ray imports this in a process before it makes an actor there, and callers import it to make one: neither needs the model
+yet, so what computes is imported when a node starts."""
 
 from __future__ import annotations
 
@@ -11,10 +14,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import ray
 
-from main_node.answer import Step
-from main_node.collect_figures import figures_of
-from main_node.figures import Figures
-from main_node.node import MainNode
 from odmoe.clusters.credentials import credentials
 from odmoe.clusters.process import prefer_as_victim
 from odmoe.on_ray.answers import Answers
@@ -24,15 +23,19 @@ from odmoe.settings.declarations import ROLES
 from odmoe.settings.settings import Settings
 from odmoe.stores import open_verified
 from scheduler.errors import LaunchError, LinkError
-from scheduler.trace import Span
 from wire.rpc.stream import check_access
 
 if TYPE_CHECKING:
+    from checkpoint.manifest import Manifest
     from checkpoint.store import ExpertStore
+    from main_node.answer import Step
     from main_node.engine.engine import Engine
+    from main_node.figures import Figures
+    from main_node.node import MainNode
     from odmoe.machines.cluster_file import Host
     from odmoe.on_ray.fleet import Fleet
     from scheduler.eventlog.recording import Recorder
+    from scheduler.trace import Span
 
 _log = logging.getLogger(__name__)
 
@@ -57,6 +60,7 @@ class Main(NodeProcess):
         super().__init__(settings, store)
         prefer_as_victim("main")
         self._main: MainNode | None = None
+        self._manifest: Manifest | None = None
         self._fleet: Fleet | None = None
         self._recorder: Recorder | None = None
         self._answers = Answers()
@@ -166,6 +170,8 @@ class Main(NodeProcess):
 
     def figures(self) -> Figures:
         """As `Cluster.figures`."""
+        from main_node.collect_figures import figures_of
+
         if self._main is None:
             raise LinkError("the main node has not started yet, so that it has no figures; ask again in a moment")
         return figures_of(self._main)

@@ -84,9 +84,11 @@ def main(world: World) -> Iterator[Main]:
     made.stop()
 
 
-def test_before_its_start_it_has_no_figures(main: Main) -> None:
+def test_before_its_start_it_has_no_figures_and_says_what_it_will_serve(main: Main) -> None:
+    """Ray may have restarted its process a moment ago, when a caller asks."""
     with pytest.raises(LinkError, match="not started yet"):
         main.figures()
+    assert main.serving()[2:] == ("f", "float32")
 
 
 def test_a_start_that_fails_half_way_leaves_nothing_and_the_next_begins_anew(world: World, main: Main) -> None:

@@ -18,6 +18,7 @@ prepare_ray("auto")
 
 import ray  # noqa: E402
 
+import odmoe  # noqa: E402
 from checkpoint.store import ExpertStore  # noqa: E402
 from odmoe.on_ray.cluster import RayCluster, connect_ray  # noqa: E402
 from odmoe.on_ray.seats import MAIN, NAMESPACE  # noqa: E402
@@ -68,15 +69,18 @@ def begun(address: str, store: Path, **changes: Any) -> str:
     return ""
 
 
+def loaded(address: str, store: Path | None, prompt: list[int]) -> tuple[list[int], list[int]]:
+    """The answer of a model as a Python program loads it, and its nodes' process ids."""
+    with odmoe.load(store, address, **(COMMON if store else {})) as model:
+        return list(model.generate(prompt, max_new_tokens=6, ignore_eos=True).token_ids), pids(model.cluster)
+
+
 def main(address: str, store: Path, prompt: list[int]) -> dict[str, Any]:
     told: dict[str, Any] = {}
 
-    cluster = open_cluster(address, store)
-    told["first"], told["pids"] = answer(cluster, prompt), pids(cluster)
-    cluster.close()
-    cluster = open_cluster(address, None)
-    told["second"], told["pids again"] = answer(cluster, prompt), pids(cluster)
-    cluster.close()
+    found = [loaded(where, model, prompt) for model, where in ((store, "auto"), (store, address), (None, "auto"))]
+    told["answers"], of_each = zip(*found, strict=True)
+    told["pids"], *told["pids again"] = of_each
     told["dtype"] = [begun(address, store, dtype=dtype) for dtype in ("float32", "bfloat16")]
     cluster = open_cluster(address, None)
 
