@@ -46,17 +46,25 @@ def simulated_once() -> Iterator[None]:
         yield
 
 
+FEW = 4
+
+
+@functools.cache
+def quick(setup: Setup, group_size: int, slots: int, tokens: int | None = None, prompt_tokens: int = 1) -> Outcome:
+    return outcome(setup, group_size, slots, min(tokens or FEW, FEW), prompt_tokens)
+
+
+quick_together = functools.cache(speed_together)
+"""Of few tokens: it is only called where `few_tokens` bounds them."""
+
+
 @pytest.fixture
 def few_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
     """Answers have four tokens, for what does not depend on how fast they are."""
-
-    def quick(setup: Setup, group_size: int, slots: int, tokens: int | None = None, prompt_tokens: int = 1) -> Outcome:
-        return outcome(setup, group_size, slots, min(tokens or 4, 4), prompt_tokens)
-
     monkeypatch.setattr("scheduler.planning.scaling.outcome", quick)
     for name in ("_VISITS", "_VISITS_COMPARED", "_LEAST_TOGETHER", "_LEAST_DRAFTED"):
-        monkeypatch.setattr(f"scheduler.planning.scaling.{name}", 4)
-    monkeypatch.setattr("scheduler.planning.scaling.speed_together", speed_together)
+        monkeypatch.setattr(f"scheduler.planning.scaling.{name}", FEW)
+    monkeypatch.setattr("scheduler.planning.scaling.speed_together", quick_together)
 
 
 @pytest.fixture
