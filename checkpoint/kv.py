@@ -86,6 +86,17 @@ def continues(config: PreTrainedConfig) -> bool:
     return config.get_text_config().model_type in _STATES_CONTINUED or not any("states" in kind for kind in found)
 
 
+_LINEAR = {"rows", "rows with an indexer", "states", "rows and states"}
+
+
+def is_linear(config: PreTrainedConfig) -> bool:
+    """Whether every token adds as many bytes to this model's cache, and states do not grow."""
+    try:
+        return _LINEAR.issuperset(kinds(config))
+    except UnsupportedFamilyError:
+        return False
+
+
 @dataclass(frozen=True, slots=True)
 class Growing:
     """A tensor with a row a token along `axis`, of the positions [first, first + count).

@@ -174,6 +174,13 @@ def short_plans(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("scheduler.planning.plan.DRAFTED", [Together(1, False, AUTO)])
 
 
+@pytest.fixture
+def few_visits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Plans simulate answers of two tokens, for what does not depend on how fast they are."""
+    for name in ("_VISITS", "_VISITS_COMPARED", "_LEAST", "_LEAST_COMPARED", "_LEAST_TOGETHER", "_LEAST_DRAFTED"):
+        monkeypatch.setattr(f"scheduler.planning.scaling.{name}", 2)
+
+
 @pytest.fixture(scope="session")
 def crowd_of(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Any]]:
     """See `support.nodes.crowd.making_crowds`."""

@@ -46,6 +46,7 @@ def count(config: PreTrainedConfig, dtype: torch.dtype, context: int, name: str 
     context = min(context, shape.context)
     dtype_name = family.dtype_name(dtype)
     row, state = _cache_bytes(model, config, 1, dtype)
+    cache = row * context + state if kv.is_linear(config) else sum(_cache_bytes(model, config, context, dtype))
     return ModelSize(
         name=f"{name} ({config.model_type}, {dtype_name})",
         dtype=dtype_name,
@@ -61,7 +62,7 @@ def count(config: PreTrainedConfig, dtype: torch.dtype, context: int, name: str 
         read=dense - (0 if tied else _elements(embedding.parameters())),
         linear=_quantisable(model, head),
         cache_token=row // dtype.itemsize,
-        cache=sum(_cache_bytes(model, config, context, dtype)) // dtype.itemsize,
+        cache=cache // dtype.itemsize,
         state=state // dtype.itemsize,
         context=context,
         context_max=shape.context,

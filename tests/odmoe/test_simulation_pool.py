@@ -47,7 +47,7 @@ def terminated(run: Run) -> float:
     return 0.0
 
 
-@pytest.mark.usefixtures("short_plans")
+@pytest.mark.usefixtures("short_plans", "few_visits")
 def test_a_plan_is_the_same() -> None:
     with simulation_pool.simulation_pool() as each:
         assert make_plan(SETUP, each=each) == make_plan(SETUP)

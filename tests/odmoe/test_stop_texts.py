@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import pytest
@@ -87,13 +88,19 @@ def expected_text(name: str, stop: tuple[str, ...], answer: list[int]) -> str:
     return "".join(char for char, is_shown in zip(whole[:cut], visible[:cut], strict=True) if is_shown)
 
 
-def draw_case(name: str, data: st.DataObject) -> tuple[tuple[str, ...], list[int], list[int]]:
-    """Stop texts, prompt, answer: whole characters, many special tokens, stop texts cut from the answer or alike."""
+@functools.cache
+def drawn_from(name: str) -> tuple[int, st.SearchStrategy[int]]:
+    """A word, and tokens of whole characters, many of them special."""
     tokenizer, texts = TOKENIZERS[name], TEXTS[name]
     whole = [token for token, text in texts.items() if "\N{REPLACEMENT CHARACTER}" not in text and text]
     special = [token for token in tokenizer.all_special_ids if token in whole]
     few = [token for token in whole if texts[token].strip() in ("the", "a", "t", "he", "aa", "aaa", "<", "/s>", "b")]
-    often = st.sampled_from(special) | st.sampled_from(few) | st.sampled_from(whole)
+    return few[0], st.sampled_from(special) | st.sampled_from(few) | st.sampled_from(whole)
+
+
+def draw_case(name: str, data: st.DataObject) -> tuple[tuple[str, ...], list[int], list[int]]:
+    """Stop texts, prompt, answer: stop texts are cut from the answer or alike."""
+    texts, (word, often) = TEXTS[name], drawn_from(name)
     answer = data.draw(st.lists(often, min_size=1, max_size=14))
     text = "".join(texts[token] for token in answer)
     stop = []
@@ -101,7 +108,7 @@ def draw_case(name: str, data: st.DataObject) -> tuple[tuple[str, ...], list[int
         first = data.draw(st.integers(0, len(text) - 1))
         part = text[first : first + data.draw(st.integers(1, 12))]
         stop.append(part + data.draw(st.sampled_from(["", "", "", "b", "a"])))
-    return tuple(stop), [few[0]], answer
+    return tuple(stop), [word], answer
 
 
 @pytest.mark.parametrize("name", TOKENIZERS)

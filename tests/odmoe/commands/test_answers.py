@@ -25,8 +25,8 @@ COLOUR = re.compile(r"\x1b\[[0-9;]*?\b(?:3[0-9]|9[0-7])(?:;[0-9;]*)?m")
 
 
 def test_the_answer_alone_is_on_standard_output(cli: CommandLine, demo: Path, expected: Expected) -> None:
-    _, text = expected(PROMPT, 24)
-    answer = cli("generate", "-m", str(demo), "-n", "24", *LITTLE, PROMPT)
+    _, text = expected(PROMPT, 8)
+    answer = cli("generate", "-m", str(demo), "-n", "8", *LITTLE, PROMPT)
     assert (answer.code, answer.out) == (0, text + "\n")
     assert "\x1b" not in answer.err
     for word in ("od-moe (embedded)", "speed", "first token", "exact", "tokens", "loads", "memory", "each worker"):
@@ -34,13 +34,13 @@ def test_the_answer_alone_is_on_standard_output(cli: CommandLine, demo: Path, ex
 
 
 def test_quiet_says_nothing_but_the_answer(cli: CommandLine, demo: Path, expected: Expected) -> None:
-    answer = cli("generate", "-q", "-m", str(demo), "-n", "12", *LITTLE, PROMPT)
-    assert (answer.code, answer.out, answer.err) == (0, expected(PROMPT, 12)[1] + "\n", "")
+    answer = cli("generate", "-q", "-m", str(demo), "-n", "8", *LITTLE, PROMPT)
+    assert (answer.code, answer.out, answer.err) == (0, expected(PROMPT, 8)[1] + "\n", "")
 
 
 def test_the_answer_streams(cli: CommandLine, demo: Path, expected: Expected, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is shown comes with the tokens, as they are computed."""
-    ids, text = expected(PROMPT, 60)
+    ids, text = expected(PROMPT, 24)
     tokens = 0
     shown: list[tuple[int, str]] = []
     take = Answer.__next__
@@ -56,7 +56,7 @@ def test_the_answer_streams(cli: CommandLine, demo: Path, expected: Expected, mo
             shown.append((tokens, self.getvalue()))
 
     monkeypatch.setattr(Answer, "__next__", counted)
-    assert cli("generate", "-q", "-m", str(demo), "-n", "60", *LITTLE, PROMPT, stdout=Out()).code == 0
+    assert cli("generate", "-q", "-m", str(demo), "-n", "24", *LITTLE, PROMPT, stdout=Out()).code == 0
     assert tokens == len(ids)
     assert shown[-1] == (len(ids), text + "\n")
     assert len({count for count, so_far in shown if so_far}) > len(ids) / 3
@@ -65,24 +65,9 @@ def test_the_answer_streams(cli: CommandLine, demo: Path, expected: Expected, mo
 
 @pytest.mark.parametrize("shadow", ["none", "int8"])
 def test_json_is_one_object(shadow: str, cli: CommandLine, demo: Path, expected: Expected) -> None:
-    ids, text = expected(PROMPT, 16)
-    answer = cli(
-        "generate",
-        "--json",
-        "-m",
-        str(demo),
-        "-n",
-        "16",
-        "--workers",
-        "3",
-        "--slots",
-        "2",
-        "--shadow",
-        shadow,
-        "--threads",
-        "1",
-        PROMPT,
-    )
+    ids, text = expected(PROMPT, 8)
+    cluster = ("--workers", "3", "--slots", "2", "--shadow", shadow, "--threads", "1")
+    answer = cli("generate", "--json", "-m", str(demo), "-n", "8", *cluster, PROMPT)
     assert (answer.code, answer.err) == (0, "")
     assert answer.out.count("\n") == 1
     found = json.loads(answer.out)
@@ -188,13 +173,13 @@ def test_many_prompts(cli: CommandLine, demo: Path, tmp_path: Path, expected: Ex
     asked = [PROMPT, "HAMLET", "My fellow Americans,\nwe", "Mr. Speaker,", "Question: how many"]
     file = tmp_path / "prompts.txt"
     file.write_text("\n\n".join(json.dumps(one) if "\n" in one else one for one in asked))
-    common = ["generate", "-m", str(demo), "-n", "10", *LITTLE, "--prompts", str(file), "--parallel", "3"]
+    common = ["generate", "-m", str(demo), "-n", "4", *LITTLE, "--prompts", str(file), "--parallel", "3"]
     answer = cli(*common, "--json")
     assert answer.code == 0
     lines = [json.loads(line) for line in answer.out.splitlines()]
     assert [line["prompt"] for line in lines] == [1, 2, 3, 4, 5]
-    assert [(line["token_ids"], line["text"]) for line in lines] == [expected(one, 10) for one in asked]
-    texts = "".join(f"[{number}]\n{expected(one, 10)[1]}\n\n" for number, one in enumerate(asked, 1))
+    assert [(line["token_ids"], line["text"]) for line in lines] == [expected(one, 4) for one in asked]
+    texts = "".join(f"[{number}]\n{expected(one, 4)[1]}\n\n" for number, one in enumerate(asked, 1))
     quiet = cli(*common, "-q")
     assert (quiet.code, quiet.out, quiet.err) == (0, texts, "")
     answer = cli(*common, tty=True)
@@ -218,9 +203,9 @@ def test_one_of_many_that_fails(
     monkeypatch.setattr(Job, "answer", doomed)
     file = tmp_path / "prompts.txt"
     file.write_text("\n".join(json.dumps(one) for one in asked))
-    common = ["generate", "-m", str(demo), "-n", "6", *LITTLE, "--prompts", str(file)]
+    common = ["generate", "-m", str(demo), "-n", "3", *LITTLE, "--prompts", str(file)]
     found = cli(*common)
-    texts = [expected(one, 6)[1] for one in asked]
+    texts = [expected(one, 3)[1] for one in asked]
     assert (found.code, found.out) == (1, f"[1]\n{texts[0]}\n\n[3]\n{texts[2]}\n\n")
     lines = found.err.splitlines()
     assert lines[0] == "prompt 2: RequestFailedError: a load failed three times"

@@ -21,7 +21,7 @@ def fields(section: str) -> set[str]:
     return set(re.findall(r"`([a-z_0-9]+)`", "\n".join(rows))) - {"null"}
 
 
-@pytest.mark.usefixtures("short_plans")
+@pytest.mark.usefixtures("short_plans", "few_visits")
 @pytest.mark.parametrize("command", ["generate", "simulate", "plan"])
 def test_every_field_is_explained_and_none_that_is_not_there(command: str, cli: CommandLine, demo: Path) -> None:
     arguments = {

@@ -25,7 +25,6 @@ from scheduler.planning.scaling import (
     outcome,
     speed_together,
 )
-from scheduler.simulation.simulate import Outcome
 from scheduler.timing.profile import PROFILES, find_profile
 from shadow_node.model import ShadowModel
 from support.machines.cli import CommandLine
@@ -46,17 +45,22 @@ def simulated_once() -> Iterator[None]:
         yield
 
 
+quick, quick_together = functools.cache(outcome), functools.cache(speed_together)
+"""Of few tokens: these are only called where `few_visits` bounds them."""
+
+
 @pytest.fixture
-def few_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Answers have four tokens, for what does not depend on how fast they are."""
-
-    def quick(setup: Setup, group_size: int, slots: int, tokens: int | None = None, prompt_tokens: int = 1) -> Outcome:
-        return outcome(setup, group_size, slots, min(tokens or 4, 4), prompt_tokens)
-
+def few_tokens(few_visits: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Answers have two tokens, for what does not depend on how fast they are."""
     monkeypatch.setattr("scheduler.planning.scaling.outcome", quick)
-    for name in ("_VISITS", "_VISITS_COMPARED", "_LEAST_TOGETHER", "_LEAST_DRAFTED"):
-        monkeypatch.setattr(f"scheduler.planning.scaling.{name}", 4)
-    monkeypatch.setattr("scheduler.planning.scaling.speed_together", speed_together)
+    monkeypatch.setattr("scheduler.planning.scaling.speed_together", quick_together)
+
+
+@pytest.fixture
+def no_changes(few_tokens: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor are changes and several requests simulated, for what the model alone says."""
+    monkeypatch.setattr("scheduler.planning.plan.trials", lambda *_: [])
+    monkeypatch.setattr("scheduler.planning.plan.TOGETHER", [])
 
 
 @pytest.fixture
@@ -93,20 +97,21 @@ def test_the_answer_in_words_comes_first(cli: CommandLine) -> None:
 
 
 def test_the_same_as_one_object(planned: Callable[..., dict[str, Any]]) -> None:
-    found = planned("-m", MIXTRAL, "--context", "512")
+    found = planned("-m", MIXTRAL)
     assert found["equation_1"]["holds"] is False
     assert found["equation_1"]["slack_s"] == pytest.approx(-0.00325)
     assert found["equation_1"]["workers_needed"] == 10
     paper, ideal = 3.69, found["decode_tokens_per_s_if_loads_took_no_time"]
     assert paper < found["decode_tokens_per_s"] < ideal, "the paper's shadow departs late"
-    assert found["memory_bytes"]["together"] == pytest.approx(60e9, rel=0.03)
     assert found["helps_most"] == next(change for change in found["changes"] if change["real"])
     assert found["model"]["expert_bytes"] == 704_643_072
     assert len(found["assumed"]) == 8
 
 
+@pytest.mark.usefixtures("few_tokens")
 def test_the_same_for_python(planned: Callable[..., dict[str, Any]]) -> None:
     found = odmoe.plan(MIXTRAL, context=512)
+    assert found.memory_bytes["together"] == pytest.approx(60e9, rel=0.03)
     assert json.loads(json.dumps(found.as_dict())) == planned("-m", MIXTRAL, "--context", "512")
     assert found.equation_1.io_bound
     assert (found.model.experts, found.workers, len(found.tried) > 1) == (8, 8, True)
@@ -154,34 +159,19 @@ def test_advice_has_its_range_over_the_fits_of_a_profile(
 
 @pytest.mark.usefixtures("few_tokens")
 def test_what_is_said_is_no_longer_assumed(planned: Callable[..., dict[str, Any]]) -> None:
-    found = planned(
-        "-m",
-        MIXTRAL,
-        "--dtype",
-        "bfloat16",
-        "--worker-memory",
-        "1GB",
-        "--load-bandwidth",
-        "10GB/s",
-        "--link",
-        "2.5Gbit",
-        "--recall",
-        "0.9",
-        "--workers",
-        "4",
-    )
+    flags = "--dtype bfloat16 --worker-memory 1GB --load-bandwidth 10GB/s --link 2.5Gbit --recall 0.9 --workers 4"
+    found = planned("-m", MIXTRAL, *flags.split())
     assert not any("bandwidth" in line or "links" in line or "recall" in line for line in found["assumed"])
     assert any("has not been run on a GPU yet" in line for line in found["assumed"])
     assert found["equation_1"]["load_s"] == pytest.approx(352_321_536 / 10e9)
     assert found["workers"] == 4
 
 
-@pytest.mark.usefixtures("few_tokens")
+@pytest.mark.usefixtures("no_changes")
 def test_deepseek_v3_on_weak_machines(planned: Callable[..., dict[str, Any]]) -> None:
     few = ("--group-size", "8", "--slots", "1")  # otherwise all that are possible are simulated
-    found = planned(
-        "-m", str(CONFIGS / "deepseek-v3.json"), "--worker-memory", "200MB", "--load-bandwidth", "3GB/s", *few
-    )
+    machines = ("--worker-memory", "200MB", "--load-bandwidth", "3GB/s")
+    found = planned("-m", str(CONFIGS / "deepseek-v3.json"), *machines, *few)
     assert found["model"]["layers"] == 58
     assert found["model"]["expert_bytes"] == 3 * 7168 * 2048 * 2
     assert found["equation_1"]["load_s"] == pytest.approx(3 * 7168 * 2048 * 2 / 3e9)
@@ -234,7 +224,7 @@ def test_states_of_recurrent_layers_bound_the_speed_on_a_slow_link(cli: CommandL
     )
 
 
-@pytest.mark.usefixtures("few_tokens")
+@pytest.mark.usefixtures("no_changes")
 def test_the_whole_model_has_its_experts_as_stored(cli: CommandLine, tmp_path: Path) -> None:
     """As in the report of an answer. What it takes dequantised has a name of its own."""
     fields = json.loads((CONFIGS / "gpt-oss-120b.json").read_text())
@@ -249,7 +239,7 @@ def test_the_whole_model_has_its_experts_as_stored(cli: CommandLine, tmp_path: P
     assert f"{found['together'] / found['whole']:.0%} of what one machine with all experts needs" in text
 
 
-@pytest.mark.usefixtures("few_tokens")
+@pytest.mark.usefixtures("no_changes")
 def test_a_directory_or_a_store_serves_as_well(
     planned: Callable[..., dict[str, Any]], demo: Path, demo_store: Callable[[str], Any]
 ) -> None:
@@ -323,12 +313,13 @@ def test_what_does_not_fit_is_exit_code_1(cli: CommandLine, flags: tuple[str, ..
     assert says in answer.err
 
 
+@pytest.mark.usefixtures("few_tokens")
 def test_no_line_is_wider_than_the_terminal(cli: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
     """And none of the words is lost by that."""
     shown = {}
     for columns in (60, 80, 300):
         monkeypatch.setenv("COLUMNS", str(columns))
-        shown[columns] = cli("plan", "-m", MIXTRAL, "--context", "512").out
+        shown[columns] = cli("plan", "-m", MIXTRAL).out
         assert 40 < max(map(len, shown[columns].splitlines())) <= min(columns, 100)
     assert shown[60].split() == shown[80].split() == shown[300].split()
 

@@ -86,7 +86,7 @@ def model(demo: Path) -> Any:
     return AutoModelForCausalLM.from_pretrained(demo, dtype=torch.float32, experts_implementation="eager")
 
 
-@pytest.mark.parametrize(("start", "length"), [(3, 1), (11, 5), (30, 12), (47, 3)])
+@pytest.mark.parametrize(("start", "length"), [(3, 1), (30, 12)])
 def test_as_generate_ends(
     start: int, length: int, cluster: EmbeddedCluster, greedy: Any, model: Any, demo: Path
 ) -> None:
@@ -112,25 +112,8 @@ def test_as_generate_ends(
 def test_the_command_line_leaves_the_stop_out(cli: CommandLine, greedy: Any, demo: Path, gsm8k: list[str]) -> None:
     _, _, whole = greedy
     stop = whole[20:24]
-    common = [
-        "generate",
-        "-m",
-        str(demo),
-        "-n",
-        str(COUNT),
-        "--dtype",
-        "float32",
-        "--shadow",
-        "none",
-        "--workers",
-        "2",
-        "--threads",
-        "1",
-        "--stop",
-        stop,
-        gsm8k[1],
-    ]
-    answer = cli(*common, "-q")
+    little = ("--dtype", "float32", "--shadow", "none", "--workers", "2", "--threads", "1")
+    answer = cli("generate", "-q", "-m", str(demo), "-n", str(COUNT), *little, "--stop", stop, gsm8k[1])
     assert (answer.code, answer.out) == (0, whole[: whole.find(stop)] + "\n")
 
 
