@@ -19,12 +19,14 @@ from support.nodes import two_threads
 from support.nodes.exact import SETTINGS, WHOLE, answers, check_bit_for_bit, check_split_prefill, mean_recall
 from support.paths import ROOT
 
-TOKENS = 10
+TOKENS = 6
 PROMPTS = (0, 4, 8)  # 88, 149 and 120 tokens
+# Each setting with one dtype, in turn; those of the shadow's arithmetic with the other, too.
 CASES = [
     (name, dtype, PROMPTS[number % 3 if dtype == "float32" else 0])
     for number, name in enumerate(SETTINGS)
     for dtype in ("float32", "bfloat16")
+    if name in ("base", "shadow nf4") or dtype == ("float32", "bfloat16")[number % 2]
 ]
 
 
@@ -57,7 +59,7 @@ def test_the_fast_kernel_keeps_the_tokens_but_does_not_promise_them(embedded: An
         torch.testing.assert_close(got, wanted, rtol=0.05, atol=0.1)
 
 
-@pytest.mark.parametrize("rows", [1, 7, 32])
+@pytest.mark.parametrize("rows", [1, 7])
 def test_split_prefill_keeps_the_tokens(rows: int, embedded: Any, reference: Any) -> None:
     check_split_prefill(embedded(mini_batch=rows, shadow="none"), reference("float32", 0, TOKENS))
 

@@ -20,7 +20,7 @@ from scheduler.types import Load, WorkerJoined
 from support.nodes.exact import WHOLE, answers
 from support.nodes.recounted import NEEDS, hits_of
 
-TOKENS = 10
+TOKENS = 6
 EXACT = ("smoe", "smoe-flex", "moe-infinity", "eap", "hybrimoe", "lrfu-prefetch", "static", "on-demand")
 MIXED: dict[str, dict[str, Any]] = {
     "SEP with a cache": {"system": "od-moe", "residency": "arc", "workers": 4, "device_memory": "30%"},
@@ -115,7 +115,7 @@ def test_where_restoring_is_slow_everything_is_loaded_in_full(
 def test_a_hit_is_an_expert_in_a_form_that_serves(name: str, embedded: Any, reference: Any, tmp_path: Path) -> None:
     """Counted again from the recording: what lay in slots, in which form, when each gate fired."""
     cluster = embedded(system=name, device_memory="40%", smaller_forms="always", record=str(tmp_path / "log"), **WHOLE)
-    reports = [answers(cluster, reference("float32", number, TOKENS).prompt, 3 * TOKENS)[0] for number in (0, 4)]
+    reports = [answers(cluster, reference("float32", number, TOKENS).prompt, 5 * TOKENS)[0] for number in (0, 4)]
     write_whole(tmp_path / "log", cluster.recording())
     recounted = hits_of(read_recording(tmp_path / "log"), NEEDS[name])
     assert [(report.named, report.hits) for report in reports] == [(one.named, one.hits) for one in recounted]
@@ -160,6 +160,6 @@ def test_importance_replaces_and_loads_less(embedded: Any, reference: Any) -> No
     loads = {}
     for alpha in (0.0, 1.0):
         cluster = embedded(system="importance", predictor="none", alpha=alpha, device_memory="25%", prefill="pipelined")
-        report, _ = answers(cluster, prompt, TOKENS)
+        report, _ = answers(cluster, prompt, 10)
         loads[alpha] = report.loads - report.prefill_loads
     assert loads[1.0] < loads[0.0]

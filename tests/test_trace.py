@@ -17,7 +17,7 @@ from scheduler.trace import Span, read_trace
 from scheduler.types import Visit
 from support.machines.cli import CommandLine
 
-COUNT = 10
+COUNT = 6
 
 
 def run(cluster: EmbeddedCluster, prompt: list[int]) -> tuple[Any, list[Span], int]:
@@ -127,9 +127,9 @@ def test_emulated_time_is_kept_and_said(
 def test_from_the_command_line_to_a_file(demo: Path, tmp_path: Path) -> None:
     trace = tmp_path / "trace.json"
     cli = CommandLine()
-    flags = ("-q", "-m", str(demo), "-n", "6", "--shadow", "nf4", "--departure", "late", "--threads", "1")
+    flags = ("-q", "-m", str(demo), "-n", "6", "--shadow", "fp16", "--departure", "late", "--threads", "1")
     flags += ("--trace", str(trace))
     assert cli("generate", *flags, "HAMLET").code == 0
     spans, about = read_trace(trace)
     assert sum(span.what == "token" for span in spans) == 6
-    assert (about["cluster"], about["shadow"], about["emulated"]) == ("embedded", "nf4", None)
+    assert (about["cluster"], about["shadow"], about["emulated"]) == ("embedded", "fp16", None)

@@ -20,7 +20,7 @@ from support.devices.counted_device import Crossings
 from support.devices.counted_machine import counted_machine, workers_there
 from support.paths import DEMO
 
-LAYERS, TOKENS = 8, 6
+LAYERS, TOKENS = 8, 3
 ONCE = {
     "dense.py:_moved",  # weights
     "quantise.py:_move",
@@ -76,8 +76,9 @@ def per_token(
 
 @pytest.fixture(scope="module")
 def prompt(reference: Any) -> list[int]:
+    """Where answers are counted or compared with each other, not with Transformers', its beginning is enough."""
     found: list[int] = reference("float32", 0, TOKENS).prompt
-    return found
+    return found[:12]
 
 
 def test_main_node_and_shadow_there_answer_as_eager_does_and_only_transfers_move_tensors(
@@ -180,14 +181,14 @@ def test_what_is_told_and_chosen_there_is_as_on_the_processor(
 
 
 def test_rows_and_outputs_of_workers_there_stay_there(
-    machine: Machine, store: ExpertStore, reference: Any, monkeypatch: pytest.MonkeyPatch
+    machine: Machine, store: ExpertStore, reference: Any, prompt: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The host learns the gates' choices and the token, the device the token; and experts are loaded."""
     workers_there(monkeypatch, machine[0])
     wanted = reference("float32", 0, TOKENS)
     with closing(EmbeddedCluster(there(shadow="none", residency="all"), store)) as cluster:
         tokens, report = answer(cluster, wanted.prompt)
-        found = per_token(cluster, machine[1], wanted.prompt)
+        found = per_token(cluster, machine[1], prompt)
     assert tokens == wanted.tokens
     assert report.exact
     assert found == {("to host", "transfer.py:to_host"): LAYERS + 1, ("to device", "transfer.py:to_device"): 1}
@@ -210,7 +211,7 @@ def test_policies_that_read_scores_get_them_there(
 
 
 def test_several_requests_share_steps_there(machine: Machine, store: ExpertStore, reference: Any) -> None:
-    answers = [reference("float32", number, TOKENS) for number in range(3)]
+    answers = [reference("float32", number, TOKENS) for number in range(2)]
     with closing(EmbeddedCluster(there(shadow="fp16"), store)) as cluster:
         open_answers = [cluster.generate(one.prompt, TOKENS, ignore_eos=True) for one in answers]
         found: list[list[int]] = [[] for _ in answers]

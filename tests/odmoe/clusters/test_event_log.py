@@ -49,16 +49,13 @@ def same(recording: Recording) -> bool:
     ids=str,
 )
 def test_a_real_run_replays_to_the_same_commands(
-    settings: dict[str, Any], demo_store: Callable[[str], Any], reference: Any, tmp_path: Path
+    settings: dict[str, Any], embedded: Callable[..., EmbeddedCluster], reference: Any, tmp_path: Path
 ) -> None:
     """And its log says what the run's report does."""
     expected = reference("float32", 0, COUNT)
-    cluster = EmbeddedCluster(Settings(model="demo", threads=1, record="kept", **settings), demo_store("float32"))
-    try:
-        *_, last = cluster.generate(expected.prompt, COUNT, ignore_eos=True)
-        recording = log_of(cluster, tmp_path / "log")
-    finally:
-        cluster.close()
+    cluster = embedded(record="kept", **settings)
+    *_, last = cluster.generate(expected.prompt, COUNT, ignore_eos=True)
+    recording = log_of(cluster, tmp_path / "log")
     report = last.report
     assert same(recording)
     (workload,) = recorded_workloads(recording)
@@ -95,26 +92,23 @@ def test_blocks_of_a_real_run_are_read_by_token(
     assert sum(found[1].drafts.values()) >= last.report.accepted
 
 
-def test_answers_at_once_and_one_given_up(demo_store: Callable[[str], Any], reference: Any, tmp_path: Path) -> None:
+def test_answers_at_once_and_one_given_up(
+    embedded: Callable[..., EmbeddedCluster], reference: Any, tmp_path: Path
+) -> None:
     prompts = [reference("float32", number, COUNT).prompt for number in (0, 4, 8)]
-    cluster = EmbeddedCluster(
-        Settings(model="demo", threads=1, shadow="nf4", record="kept", workers=3), demo_store("float32")
-    )
-    try:
-        runs = [cluster.generate(prompt, COUNT, ignore_eos=True) for prompt in prompts]
+    cluster = embedded(shadow="nf4", record="kept", workers=3)
+    runs = [cluster.generate(prompt, COUNT, ignore_eos=True) for prompt in prompts]
 
-        def give_up() -> None:
-            next(runs[2])
-            runs[2].close()
+    def give_up() -> None:
+        next(runs[2])
+        runs[2].close()
 
-        threads = [threading.Thread(target=act) for act in (lambda: list(runs[0]), lambda: list(runs[1]), give_up)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        recording = log_of(cluster, tmp_path / "log")
-    finally:
-        cluster.close()
+    threads = [threading.Thread(target=act) for act in (lambda: list(runs[0]), lambda: list(runs[1]), give_up)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    recording = log_of(cluster, tmp_path / "log")
     assert same(recording)
     tokens = [one.tokens for one in recorded_workloads(recording)]  # in the order in which the threads came
     assert sorted(tokens)[-2:] == [COUNT, COUNT]
@@ -131,7 +125,7 @@ def test_a_cluster_that_keeps_no_record_says_so(demo_store: Callable[[str], Any]
 def test_generate_records_and_simulate_replays(demo: Path, tmp_path: Path, cli: CommandLine) -> None:
     """As a person does it, a wrong name of the file being found out at once."""
     log = tmp_path / "log"
-    flags = ["-q", "-m", str(demo), "-n", "5", "--shadow", "nf4", "--threads", "1", "--record", str(log), "HAMLET"]
+    flags = ["-q", "-m", str(demo), "-n", "5", "--shadow", "fp16", "--threads", "1", "--record", str(log), "HAMLET"]
     assert cli("generate", *flags).code == 0
     answer = cli("simulate", "--replay", str(log))
     assert answer.code == 0

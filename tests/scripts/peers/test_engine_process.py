@@ -15,6 +15,7 @@ from scripts.peers.groups import Refused, find_groups
 TASK = forced_task(0, 0, 4)
 
 
+@pytest.mark.parametrize("shape", ["mixtral"], indirect=True)
 def test_it_answers_and_tells_time_and_memory(checkpoint: Path) -> None:
     process = EngineProcess(Engine(EAGER, checkpoint, torch.get_num_threads()))
     try:
@@ -37,6 +38,7 @@ def test_a_failure_says_what_the_process_said(tmp_path: Path) -> None:
         process.answer(TASK)
 
 
+@pytest.mark.parametrize("shape", ["mixtral"], indirect=True)
 def test_a_cap_that_is_too_small_is_named(checkpoint: Path) -> None:
     try:
         group = find_groups().make(64 << 20)

@@ -110,7 +110,7 @@ def test_what_is_held_stays_within_it(system: str, embedded: Any) -> None:
     total = 64_000_000
     cluster = embedded(system=system, memory=str(total), workers=1, parallel=1, ctx_size=64, shadow="int8")
     budget = budget_of(cluster.serves(), cluster.main.store)
-    report, _ = answers(cluster, list(range(5, 45)), 20)
+    report, _ = answers(cluster, list(range(5, 45)), 6)
     held, shares = report.memory_bytes, report.memory_shares
     assert held["main"] + held["shadow"] + sum(held["workers"]) == sum(shares.values()) <= total
     assert shares["slots"] + shares["scratch"] == sum(held["workers"])
