@@ -53,8 +53,8 @@ def test_split_prefill_keeps_the_tokens(rows: int, number: int, embedded: Any, r
 
 @pytest.mark.parametrize(("scheme", "least"), [("fp16", 0.999), ("int8", 0.99), ("nf4", 0.94)])
 def test_recall_aligned_and_never(scheme: str, least: float, embedded: Any, reference: Any) -> None:
-    """Over three prompts x 24 tokens; without alignment a quantised shadow drifts away."""
-    prompts, recalls = [reference("float32", number, 24).prompt for number in range(3)], {}
+    """Over five prompts x 24 tokens; without alignment a quantised shadow drifts away."""
+    prompts, recalls = [reference("float32", number, 24).prompt for number in range(5)], {}
     for period in (1,) if scheme == "fp16" else (1, 0):
         recalls[period] = mean_recall(
             embedded(shadow=scheme, align_token=period, align_kv=period, departure="late"), prompts, 24
