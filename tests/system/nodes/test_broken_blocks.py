@@ -79,9 +79,8 @@ def kill(node: Any) -> None:
     node.process.join(WAIT_S)
 
 
-@pytest.mark.parametrize("draft", [4, "auto"])
-def test_a_worker_is_killed_with_rows_of_a_block_to_compute(draft: int | str, nodes: Nodes, expected: Any) -> None:
-    watched = Watched(nodes, draft)
+def test_a_worker_is_killed_with_rows_of_a_block_to_compute(nodes: Nodes, expected: Any) -> None:
+    watched = Watched(nodes, 4)
     peers = watched.engine.peers
     ask, asked = peers.ask, []
 
@@ -104,9 +103,8 @@ def test_a_worker_is_killed_with_rows_of_a_block_to_compute(draft: int | str, no
     assert all(report.exact for report in reports)
 
 
-@pytest.mark.parametrize("draft", [4, "auto"])
-def test_the_shadow_is_killed_while_it_drafts(draft: int | str, nodes: Nodes, expected: Any) -> None:
-    watched = Watched(nodes, draft)
+def test_the_shadow_is_killed_while_it_drafts(nodes: Nodes, expected: Any) -> None:
+    watched = Watched(nodes, "auto")
     offer, offered, killed = watched.engine.on_draft, [], []
 
     def offering(one: w.Draft) -> None:
@@ -138,10 +136,9 @@ def read(answer: Answer) -> list[int]:
     return tokens
 
 
-@pytest.mark.parametrize("draft", [4, "auto"])
-def test_a_request_is_cancelled_in_a_layer_with_blocks_of_others(draft: int | str, nodes: Nodes, expected: Any) -> None:
+def test_a_request_is_cancelled_in_a_layer_with_blocks_of_others(nodes: Nodes, expected: Any) -> None:
     """They wait for the same experts."""
-    watched = Watched(nodes, draft)
+    watched = Watched(nodes, "auto")
     main, shared = watched.main, []
     answers = [main.generate(one.prompt, TOKENS, ignore_eos=True) for one in expected]
     given_up, others = answers[1], [answers[0], answers[2]]

@@ -1,4 +1,7 @@
-"""Exactness and recall over long answers, every setting with every prompt. About 3 minutes on two idle cores."""
+"""Exactness and recall over long answers; tests/test_exact.py has every setting with both types, shortly.
+
+About a minute and a half of one core.
+"""
 
 from __future__ import annotations
 
@@ -10,45 +13,42 @@ from support.nodes.exact import SETTINGS, WHOLE, check_bit_for_bit, check_split_
 
 TOKENS = 32
 PROMPTS = (0, 4, 8)
+CASES = [(name, ("float32", "bfloat16")[n % 2], PROMPTS[n % 3]) for n, name in enumerate(SETTINGS)]
 pytestmark = pytest.mark.system
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("name", SETTINGS)
-def test_tokens_and_logits_bit_for_bit(name: str, dtype: str, embedded: Any, reference: Any) -> None:
-    cluster = embedded(dtype, **SETTINGS[name])
-    for number in PROMPTS:
-        check_bit_for_bit(cluster, name, reference(dtype, number, TOKENS))
+@pytest.mark.parametrize(("name", "dtype", "number"), CASES)
+def test_tokens_and_logits_bit_for_bit(name: str, dtype: str, number: int, embedded: Any, reference: Any) -> None:
+    check_bit_for_bit(embedded(dtype, **SETTINGS[name]), name, reference(dtype, number, TOKENS))
 
 
-@pytest.mark.parametrize("shadow", ["int8", "nf4", "fp16", "none"])
-@pytest.mark.parametrize(("together", "slots"), [(3, 1), (8, 2)])
-def test_requests_at_once_bit_for_bit(
-    together: int, slots: int, shadow: str, embedded: Any, reference: Any, gsm8k: list[str]
-) -> None:
+@pytest.mark.parametrize(
+    ("together", "slots", "shadow"), [(3, 1, "int8"), (3, 1, "none"), (8, 2, "nf4"), (3, 2, "fp16")]
+)
+def test_requests_at_once_bit_for_bit(together: int, slots: int, shadow: str, embedded: Any, reference: Any) -> None:
     """Tokens and logits of each request alone."""
     cluster = embedded("bfloat16", shadow=shadow, slots=slots, **WHOLE)
-    expected = [reference("bfloat16", number % len(gsm8k), TOKENS) for number in range(together)]
-    check_together(cluster.main, expected)
+    check_together(cluster.main, [reference("bfloat16", number, TOKENS) for number in range(together)])
 
 
-@pytest.mark.parametrize("draft", [1, 8, "auto"])
-@pytest.mark.parametrize(("shadow", "slots"), [("int8", 1), ("nf4", 2), ("none", 1)])
-@pytest.mark.parametrize("together", [1, 3])
-def test_drafts_bit_for_bit(
-    together: int, shadow: str, slots: int, draft: Any, embedded: Any, reference: Any, gsm8k: list[str]
-) -> None:
+@pytest.mark.parametrize(
+    ("draft", "shadow", "slots", "together"),
+    [
+        *((1, "int8", 1, 3), (1, "none", 1, 1)),
+        *((8, "int8", 1, 1), (8, "nf4", 2, 3), (8, "none", 1, 3)),
+        *(("auto", "nf4", 2, 1), ("auto", "none", 1, 3)),
+    ],
+)
+def test_drafts_bit_for_bit(draft: Any, shadow: str, slots: int, together: int, embedded: Any, reference: Any) -> None:
     source = "prompt" if shadow == "none" else "shadow"
     cluster = embedded(shadow=shadow, slots=slots, draft=draft, draft_from=source, **WHOLE)
-    expected = [reference("float32", number % len(gsm8k), TOKENS) for number in range(together)]
-    check_together(cluster.main, expected)
+    check_together(cluster.main, [reference("float32", number, TOKENS) for number in range(together)])
 
 
-@pytest.mark.parametrize("rows", [1, 7, 32])
-def test_split_prefill_keeps_the_tokens(rows: int, embedded: Any, reference: Any) -> None:
-    cluster = embedded(mini_batch=rows, shadow="none")
-    for number in PROMPTS:
-        check_split_prefill(cluster, reference("float32", number, 24))
+@pytest.mark.parametrize(("rows", "number"), [(1, 8), (7, 4), (32, 8)])
+def test_split_prefill_keeps_the_tokens(rows: int, number: int, embedded: Any, reference: Any) -> None:
+    """tests/test_exact.py has the first prompt."""
+    check_split_prefill(embedded(mini_batch=rows, shadow="none"), reference("float32", number, 24))
 
 
 @pytest.mark.parametrize(("scheme", "least"), [("fp16", 0.999), ("int8", 0.99), ("nf4", 0.94)])

@@ -1,4 +1,4 @@
-"""All links of a main node are away for a while, in the middle of answers. About 40 seconds."""
+"""All links of a main node are away for a while, in the middle of answers. About 30 seconds."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def read(answer: Answer, times: list[float]) -> list[int | None]:
     return tokens[:-1]
 
 
-@pytest.mark.parametrize("away_s", [0.5, 1.3, 1.6, 4.0, 20.0])
+@pytest.mark.parametrize("away_s", [1.3, 1.6, 20.0])
 def test_all_links_are_away(
     away_s: float, demo_store: Callable[[str], Any], shadow_model: Callable[[str], Any], reference: Any, capsys: Any
 ) -> None:

@@ -1,4 +1,4 @@
-"""A store whose making is killed early, late, and again and again. About 20 s on two idle cores."""
+"""A store whose making is killed early, late, and again and again. About 20 s of one core."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def maker(model: Path) -> Iterator[StoreMaker]:
     made.close()
 
 
-@pytest.mark.parametrize("layers", range(8))
+@pytest.mark.parametrize("layers", [0, 3, 7])
 def test_killed_after_some_layers(maker: StoreMaker, tmp_path: Path, whole: dict[str, bytes], layers: int) -> None:
     check_killed_after(maker, tmp_path / "store", whole, layers)
 
