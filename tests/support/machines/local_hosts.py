@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import os
 import subprocess
+import sys
 from pathlib import Path
 
 from odmoe.machines.cluster_file import ClusterFile, Host
 from odmoe.machines.ssh import Ssh
 from scheduler.errors import HostError
 from support.machines.ssh_hosts import write_cluster_file
+
+_PATH = f"{sys.base_prefix}/bin:{os.environ['PATH']}"
+"""Where python3 is a program: a version manager's script in its place takes longer than what it starts."""
 
 
 class LocalSsh(Ssh):
@@ -29,7 +33,7 @@ class LocalSsh(Ssh):
         done = subprocess.run(
             ["sh", "-c", command],
             input=data or b"",
-            env=os.environ | {"HOME": str(home)},
+            env=os.environ | {"HOME": str(home), "PATH": _PATH},
             capture_output=True,
             timeout=deadline_s,
             check=False,
