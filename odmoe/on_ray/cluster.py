@@ -92,12 +92,12 @@ class RayCluster:
             return
         if os.environ.get("RAY_AUTH_MODE") != "token":
             raise LaunchError("Ray was imported before prepare_ray('local'); start clusters by odmoe.start")
-        roles = {"main_node": 1, "shadow_node": 1, "worker_node": settings.workers}
+        roles = {"main_node": 1, "shadow_node": int(settings.has_shadow), "worker_node": settings.workers}
 
         def start() -> None:
             ray.init(
                 address="local",
-                num_cpus=settings.workers + 2,
+                num_cpus=sum(roles.values()),  # so many processes Ray starts before an actor asks for one
                 num_gpus=0,
                 resources=roles,
                 include_dashboard=False,

@@ -1,6 +1,6 @@
 """From nothing to nothing on ten hosts: the testbed, plain `ray up`, an answer, a worker lost and found, `ray down`.
 
-Skipped where a machine may not make namespaces. Takes about 4 minutes on two idle cores.
+Skipped where a machine may not make namespaces.
 """
 
 from __future__ import annotations
@@ -16,13 +16,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from transformers import AutoTokenizer
 
-from support.paths import ROOT
+from support.paths import DEMO, ROOT
 
 BIN = Path(sys.executable).parent
 TESTBED = [sys.executable, "-m", "scripts.testbed"]
 TOKENS = 32
-LONG = 160
+LONG = 96
 BACK_S = 180.0
 
 
@@ -141,9 +142,8 @@ def test_the_tokens_are_those_of_transformers(hosts: Hosts, gsm8k: list[str], re
 
 
 def test_a_worker_is_unplugged_within_an_answer_and_comes_back(hosts: Hosts, gsm8k: list[str], reference: Any) -> None:
-    calm = hosts.ask(gsm8k[1], LONG)
-    assert calm["token_ids"] == reference("float32", 1, LONG).tokens
-    assert hosts.streamed(gsm8k[1], LONG, lambda: hosts.testbed("unplug", "worker-5")) == calm["text"]
+    text = AutoTokenizer.from_pretrained(DEMO).decode(reference("float32", 1, LONG).tokens)
+    assert hosts.streamed(gsm8k[1], LONG, lambda: hosts.testbed("unplug", "worker-5")) == text
     time.sleep(1)
     assert hosts.states()["worker-5"] != "ready"
     hosts.testbed("plug", "worker-5")
@@ -152,7 +152,7 @@ def test_a_worker_is_unplugged_within_an_answer_and_comes_back(hosts: Hosts, gsm
         time.sleep(2)
     report = hosts.ask(gsm8k[0], TOKENS)
     assert report["token_ids"] == reference("float32", 0, TOKENS).tokens
-    assert report["lost"].count("worker 5") == report["rejoined"].count("worker 5") > calm["lost"].count("worker 5")
+    assert report["lost"].count("worker 5") == report["rejoined"].count("worker 5") > 0
 
 
 def test_the_main_process_is_killed_and_the_next_answer_finds_it_again(

@@ -65,7 +65,7 @@ def test_interrupted_while_it_starts(after: float, start: Starter, demo: Path) -
 def test_an_interrupted_local_cluster_leaves_no_process(when: str, start: Starter, demo: Path) -> None:
     """Though Ctrl-C is pressed twice."""
     running = start(
-        "generate", "-m", str(demo), "-n", "900", "--cluster", "local", "--workers", "2", "--shadow", "none", PROMPT
+        "generate", "-m", str(demo), "-n", "900", "--cluster", "local", "--workers", "1", "--shadow", "none", PROMPT
     )
     if when == "answering":
         assert running.first_byte()

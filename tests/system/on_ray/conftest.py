@@ -51,7 +51,7 @@ def head(environment: dict[str, str], tmp_path_factory: pytest.TempPathFactory) 
                 f"--node-ip-address={HOST}",
                 f"--port={port}",
                 "--include-dashboard=false",
-                "--num-cpus=4",
+                "--num-cpus=3",
                 f"--resources={json.dumps(RESOURCES)}",
                 "--object-store-memory=80000000",
                 "--disable-usage-stats",

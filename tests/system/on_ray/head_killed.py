@@ -15,7 +15,7 @@ from support.machines.processes import marked
 
 
 def main(store: Path, prompt: list[int], tokens: int, mark: str) -> None:
-    settings = Settings(model="demo", cluster="local", workers=2, shadow="none", threads=1)
+    settings = Settings(model="demo", cluster="local", workers=1, shadow="none", threads=1)
     cluster = start_cluster(settings, ExpertStore.open(store))
     for number, step in enumerate(cluster.generate(prompt, tokens, ignore_eos=True)):
         if step.token_id is not None:

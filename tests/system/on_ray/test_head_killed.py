@@ -1,4 +1,4 @@
-"""The head of Ray (its GCS) is killed while an answer is under way. About 40 s on two idle cores: one start of Ray."""
+"""The head of Ray (its GCS) is killed while an answer is under way. One start of Ray."""
 
 from __future__ import annotations
 

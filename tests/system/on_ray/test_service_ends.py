@@ -43,7 +43,7 @@ def main_node_below(above: int) -> int:
 
 def test_the_service_ends_with_its_main_node(demo: Path) -> None:
     with starter() as start:
-        running = start("serve", "--cluster", "local", "-m", str(demo), *SERVED_SMALL)
+        running = start("serve", "--cluster", "local", "-m", str(demo), *SERVED_SMALL, "--workers", "1")
         url = address_of(running)
         assert client_of(url).completions.create(model="demo-moe", prompt="Natalia", max_tokens=2).choices
         began = time.monotonic()
