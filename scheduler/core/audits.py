@@ -51,33 +51,33 @@ class AuditTable:
 
     # --- what happens to it -------------------------------------------------------------------------------------
 
-    def load_ended(self, load_id: int) -> None:
+    def on_load_ended(self, load_id: int) -> None:
         audit = self._of_load(load_id)
         if audit is not None:
             audit.entry.loaded = True
 
-    def load_failed(self, load_id: int) -> None:
+    def on_load_failed(self, load_id: int) -> None:
         audit = self._of_load(load_id)
         if audit is not None:
             self._give_up(audit)
 
-    def computed(self, call_id: int) -> None:
+    def on_computed(self, call_id: int) -> None:
         """The worker has evicted what it loaded for the audit."""
         audit = self._state.audits.pop(call_id, None)
         if audit is not None and audit.alone:
             self._free(audit.entry)
 
-    def compute_failed(self, call_id: int) -> None:
+    def on_compute_failed(self, call_id: int) -> None:
         audit = self._state.audits.get(call_id)
         if audit is not None:
             self._give_up(audit)
 
-    def evicted(self, kept: SlotEntry) -> None:
+    def on_evicted(self, kept: SlotEntry) -> None:
         """The policy's victim, or another reason: no audit is computed there to its end."""
         for audit in [one for one in self._state.audits.values() if one.entry is kept]:
             self._drop(audit)
 
-    def worker_lost(self, worker: int) -> None:
+    def on_worker_lost(self, worker: int) -> None:
         for audit in [one for one in self._state.audits.values() if one.entry.worker == worker]:
             self._drop(audit)
 

@@ -37,14 +37,14 @@ class RowDispatcher:
         self._mini_batch = mini_batch
         self._together = together
 
-    def ready(self, demand: Demand) -> None:
+    def on_ready(self, demand: Demand) -> None:
         """A confirmed demand has a slot, or is hosted: its rows may be sent."""
         if self._together and demand.visit.request.prefilling and demand.state != "hosted":
             self._state.held_back[demand.visit.id] = demand.visit
         else:
             self._send(demand)
 
-    def load_over(self, visit: LayerVisit) -> None:
+    def on_load_over(self, visit: LayerVisit) -> None:
         """A load of the visit has ended or was given up: rows that were held back may be sent."""
         if self._together and visit.request.prefilling:
             self._state.held_back[visit.id] = visit
@@ -78,7 +78,7 @@ class RowDispatcher:
             demand.calls.append(call_id)
             self._state.calls[call_id] = demand
 
-    def answered(self, call_id: int) -> Demand | None:
+    def on_answered(self, call_id: int) -> Demand | None:
         """One call has been answered. Returns its demand when that was the last of its calls."""
         demand = self._state.calls.pop(call_id, None)
         if demand is None:

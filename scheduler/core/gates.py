@@ -59,13 +59,13 @@ class GateTable:
         """A gate has fired: count it. What is predicted for its rows from now on is late, even if the other passes of
         the step are not there yet. `predicted`: there are predictions just now."""
         visit, request = event.visit, self._state.requests[event.visit.request]
-        opened = self._visits.opened(request, visit)
+        opened = self._visits.open(request, visit)
         request.reached = (visit.position, self._visits.ordinal[visit.layer])
         if request.prefilling or not predicted:
             return
         chosen = event.chosen if request.in_block else (tuple(expert for expert, _ in event.rows),)
         for number, row in enumerate(chosen):
-            request.stats.activated(visit._replace(position=visit.position + number), row)
+            request.stats.add_activation(visit._replace(position=visit.position + number), row)
             request.stats.in_time += sum(expert in opened.demands for expert in row)
 
     def fire(self, events: list[t.GateFired]) -> tuple[list[Gate], list[Iterable[Forecast]]]:

@@ -17,10 +17,10 @@ class Homes:
         ]
         self._room: dict[int, int] = {}
 
-    def joined(self, worker: int, slots: int) -> None:
+    def on_worker_joined(self, worker: int, slots: int) -> None:
         self._room[worker] = slots
 
-    def lost(self, worker: int) -> None:
+    def on_worker_lost(self, worker: int) -> None:
         del self._room[worker]
         self._homeless += [expert for expert, home in self._homes.items() if home == worker]
         self._homeless.sort()

@@ -84,23 +84,23 @@ class Core:
         with an expert that a gate waits for and that is loaded or computed. What is done again after a loss does not
         count, until it is done."""
         self._handlers: dict[type, Callable[[Any], None]] = {
-            t.WorkerJoined: self._worker_joined,
-            t.WorkerLost: self._worker_lost,
-            t.ShadowJoined: self._shadow_joined,
-            t.ShadowLost: self._shadow_lost,
-            t.RequestOpened: self._request_opened,
-            t.RequestClosed: self._request_closed,
-            t.StepStarted: self._step_started,
-            t.Predicted: self._predicted,
-            t.Foreseen: self._foreseen,
-            t.GateFired: self._gate_fired,
-            t.LoadEnded: self._load_ended,
-            t.LoadFailed: self._load_failed,
-            t.ComputeEnded: self._compute_ended,
-            t.ComputeFailed: self._compute_failed,
-            t.TokenDecoded: self._token_decoded,
-            t.WorkerWaitExpired: self._worker_wait_expired,
-            t.RequestsStalled: self._requests_stalled,
+            t.WorkerJoined: self._on_worker_joined,
+            t.WorkerLost: self._on_worker_lost,
+            t.ShadowJoined: self._on_shadow_joined,
+            t.ShadowLost: self._on_shadow_lost,
+            t.RequestOpened: self._on_request_opened,
+            t.RequestClosed: self._on_request_closed,
+            t.StepStarted: self._on_step_started,
+            t.Predicted: self._on_predicted,
+            t.Foreseen: self._on_foreseen,
+            t.GateFired: self._on_gate_fired,
+            t.LoadEnded: self._on_load_ended,
+            t.LoadFailed: self._on_load_failed,
+            t.ComputeEnded: self._on_compute_ended,
+            t.ComputeFailed: self._on_compute_failed,
+            t.TokenDecoded: self._on_token_decoded,
+            t.WorkerWaitExpired: self._on_worker_wait_expired,
+            t.RequestsStalled: self._on_requests_stalled,
             t.AuditRequested: self._audits.begin,
         }
 
@@ -202,21 +202,21 @@ class Core:
 
     # --- workers ------------------------------------------------------------------------------------------------
 
-    def _worker_joined(self, event: t.WorkerJoined) -> None:
+    def _on_worker_joined(self, event: t.WorkerJoined) -> None:
         missing = self.shortfall is not None
-        self._workers.joined(event)
+        self._workers.on_joined(event)
         if missing and self.shortfall is None:
-            self._passes.workers_back()
+            self._passes.on_workers_back()
 
-    def _worker_lost(self, event: t.WorkerLost) -> None:
+    def _on_worker_lost(self, event: t.WorkerLost) -> None:
         """What it was to load or compute goes to other workers; where they cannot hold it, it waits for one to join."""
-        lost = self._workers.lost(event)
+        lost = self._workers.on_lost(event)
         if lost is None:
             return
         suspects = lost.under_way()
         counted = [demand for demand in suspects if self._shows_fault(demand, lost)]
-        self._slots.worker_lost(lost)
-        self._audits.worker_lost(event.worker)
+        self._slots.on_worker_lost(lost)
+        self._audits.on_worker_lost(event.worker)
         demands = sorted(lost.demands(), key=lambda demand: demand.urgency)
         for demand in demands:
             self._slots.set_back(demand)
@@ -230,7 +230,7 @@ class Core:
         for demand in sorted(counted, key=lambda one: one.confirmed):
             demand.lost_at = self._state.losses
             if self._is_needed(demand):  # its request may have failed with the one before
-                self._failed(demand, _lost_with(demand, event.reason))
+                self._count_failure(demand, _lost_with(demand, event.reason))
 
     def _shows_fault(self, demand: Demand, lost: Worker) -> bool:
         """The worker was alive when it got this demand, and so may have died of it. Workers that all die at once are
@@ -243,26 +243,26 @@ class Core:
         visit = demand.visit
         return self._state.visits.get(visit.id) is visit and visit.demands.get(demand.key) is demand
 
-    def _worker_wait_expired(self, event: t.WorkerWaitExpired) -> None:
+    def _on_worker_wait_expired(self, event: t.WorkerWaitExpired) -> None:
         if self.shortfall is not None:
             self._passes.end_step()
             for request in list(self._state.requests):
                 self._fail(request, event.reason)
 
-    def _requests_stalled(self, event: t.RequestsStalled) -> None:
+    def _on_requests_stalled(self, event: t.RequestsStalled) -> None:
         stalled = {key.request: None for key, visit in self._state.visits.items() if visit.uncomputed}
         for request in stalled:
             self._fail(request, event.reason)
 
     # --- requests and the shadow --------------------------------------------------------------------------------
 
-    def _request_opened(self, event: t.RequestOpened) -> None:
+    def _on_request_opened(self, event: t.RequestOpened) -> None:
         stats = self._state.stats[event.request] = RequestStats(event.prompt_tokens)
         self._state.requests[event.request] = Request(stats)
-        self._shadow.opened(event.request, event.prompt_tokens)
+        self._shadow.on_request_opened(event.request, event.prompt_tokens)
         self._workers.settle()
 
-    def _request_closed(self, event: t.RequestClosed) -> None:
+    def _on_request_closed(self, event: t.RequestClosed) -> None:
         if event.request in self._state.requests:
             self._close(event.request)
 
@@ -270,27 +270,27 @@ class Core:
         del self._state.requests[request]
         self._passes.close(request)
         self.strategy.predictor.closed(request)
-        self._shadow.closed(request)
+        self._shadow.on_request_closed(request)
 
     def _fail(self, request: int, reason: str) -> None:
         self._close(request)
         self._commands.fail(request, reason)
 
-    def _shadow_joined(self, event: t.ShadowJoined) -> None:
+    def _on_shadow_joined(self, event: t.ShadowJoined) -> None:
         """Predictions of what came before are not waited for."""
         for request in self._state.requests.values():
             request.stats.orphan()
-        self._shadow.joined()
+        self._shadow.on_joined()
 
-    def _shadow_lost(self, event: t.ShadowLost) -> None:
-        self._shadow.lost()
+    def _on_shadow_lost(self, event: t.ShadowLost) -> None:
+        self._shadow.on_lost()
         if not self.strategy.predicts:
             for request in self._state.requests.values():
                 request.stats.orphan()
 
     # --- passes, predictions and gates --------------------------------------------------------------------------
 
-    def _token_decoded(self, event: t.TokenDecoded) -> None:
+    def _on_token_decoded(self, event: t.TokenDecoded) -> None:
         request = self._state.requests.get(event.request)
         if request is None:
             return
@@ -302,71 +302,71 @@ class Core:
             self._passes.warm_up(event.request, request)
         elif request.in_block:
             self._passes.cut_back(request, event.index)
-        self._shadow.decoded(event.request, event.index, event.drafts, again)
+        self._shadow.on_token_decoded(event.request, event.index, event.drafts, again)
 
-    def _step_started(self, event: t.StepStarted) -> None:
+    def _on_step_started(self, event: t.StepStarted) -> None:
         load_s, layer_s = self._workers.costs.load_s, self._tempo.layer_s
         if load_s and layer_s:
             self.strategy.predictor.paced(load_s, layer_s)
         self._tempo.begin()
         self._passes.begin(event.passes)
 
-    def _predicted(self, event: t.Predicted) -> None:
+    def _on_predicted(self, event: t.Predicted) -> None:
         request = self._state.requests.get(event.request)
         if request is not None:
             self._passes.prefetch(request, t.Visit(event.request, event.position, event.layer), event.experts)
 
-    def _foreseen(self, event: t.Foreseen) -> None:
+    def _on_foreseen(self, event: t.Foreseen) -> None:
         request = self._state.requests.get(event.request)
         if request is not None:
-            self._passes.foreseen(request, event)
+            self._passes.on_foreseen(request, event)
 
-    def _gate_fired(self, event: t.GateFired) -> None:
+    def _on_gate_fired(self, event: t.GateFired) -> None:
         request = self._state.requests.get(event.visit.request)
         if request is None:
             return
         self.progress += 1
         if not request.prefilling:
             self._tempo.gate(self._state.now, request.stats.stall_s)
-        self._passes.gate_fired(event)
+        self._passes.on_gate_fired(event)
 
     # --- loads and computations ---------------------------------------------------------------------------------
 
-    def _load_ended(self, event: t.LoadEnded) -> None:
+    def _on_load_ended(self, event: t.LoadEnded) -> None:
         entry = self._state.loads.get(event.load_id)
         if entry is None:
-            self._audits.load_ended(event.load_id)
+            self._audits.on_load_ended(event.load_id)
             return
         entry.stats.bytes_loaded += event.nbytes
         self.progress += any(user.confirmed and not user.lost for user in entry.users)
-        self._slots.loaded(entry)
+        self._slots.on_loaded(entry)
 
-    def _compute_ended(self, event: t.ComputeEnded) -> None:
+    def _on_compute_ended(self, event: t.ComputeEnded) -> None:
         asked = self._state.calls.get(event.call_id)
         self.progress += asked is not None and not (asked.lost and asked.calls[1:])
-        demand = self._rows.answered(event.call_id)
+        demand = self._rows.on_answered(event.call_id)
         if demand is None:
-            self._audits.computed(event.call_id)
+            self._audits.on_computed(event.call_id)
             return
         if demand.entry is not None and not demand.entry.loaded:
-            self._slots.loaded(demand.entry)  # LoadEnded was lost, or is still on its way
-        self._passes.computed(demand)
+            self._slots.on_loaded(demand.entry)  # LoadEnded was lost, or is still on its way
+        self._passes.on_computed(demand)
 
-    def _load_failed(self, event: t.LoadFailed) -> None:
+    def _on_load_failed(self, event: t.LoadFailed) -> None:
         entry = self._state.loads.get(event.load_id)
         if entry is None:
-            self._audits.load_failed(event.load_id)
+            self._audits.on_load_failed(event.load_id)
             return
         self._retry(entry, list(entry.users), event.reason)
 
-    def _compute_failed(self, event: t.ComputeFailed) -> None:
+    def _on_compute_failed(self, event: t.ComputeFailed) -> None:
         demand = self._state.calls.get(event.call_id)
         if demand is None:
-            self._audits.compute_failed(event.call_id)
+            self._audits.on_compute_failed(event.call_id)
             return
         if demand.entry is not None:
             self._retry(demand.entry, [demand], event.reason)
-        elif not self._failed(demand, event.reason):
+        elif not self._count_failure(demand, event.reason):
             host = demand.worker
             self._slots.set_back(demand)
             self._slots.place(demand, avoid=host)
@@ -376,7 +376,7 @@ class Core:
         self._slots.invalidate(entry)
         for demand in failed:
             if demand in entry.users:  # its request may have failed with the one before
-                self._failed(demand, reason)
+                self._count_failure(demand, reason)
         if entry.users:
             again = list(entry.users)
             self._slots.evict(entry)
@@ -385,7 +385,7 @@ class Core:
             for demand in again:
                 self._slots.place(demand, avoid=entry.worker)
 
-    def _failed(self, demand: Demand, reason: str) -> bool:
+    def _count_failure(self, demand: Demand, reason: str) -> bool:
         """Whether it has failed too often. Then its request fails; a prefetch is only cancelled, and its expert is
         tried again if the gate chooses it."""
         demand.failures += 1

@@ -136,7 +136,7 @@ class PassTracker:
                 if position == one.position:
                     continue
                 del visits[row.id]
-                into = self._visits.opened(request, t.Visit(one.request, one.position, layer))
+                into = self._visits.open(request, t.Visit(one.request, one.position, layer))
                 into.forecasts |= row.forecasts
                 into.unloadable += row.unloadable
                 for expert, demand in row.demands.items():
@@ -191,11 +191,11 @@ class PassTracker:
         late = (visit.position, self._visits.ordinal[row.layer]) <= request.reached
         if row.position >= request.stats.prompt_tokens:
             late |= request.prefilling and row.position < request.position + request.rows
-            request.stats.predicted(row, experts, late)
+            request.stats.add_prediction(row, experts, late)
         request.stats.late += late
         if late:
             return
-        opened = self._visits.opened(request, visit)
+        opened = self._visits.open(request, visit)
         wanted = experts if bring is None else bring
         expected = self._expected(opened, row, wanted)
         demands = opened.demands
@@ -230,7 +230,7 @@ class PassTracker:
         for visit, experts, bring in forecasts:
             self.prefetch(request, visit, experts, bring)
 
-    def foreseen(self, request: Request, event: t.Foreseen) -> None:
+    def on_foreseen(self, request: Request, event: t.Foreseen) -> None:
         """The main model has computed scores that a predictor reads."""
         visit = t.Visit(event.request, event.position, event.layer)
         prefill = request.prefilling and event.position < request.position + request.rows
@@ -242,7 +242,7 @@ class PassTracker:
 
     # --- workers that were missing ------------------------------------------------------------------------------
 
-    def workers_back(self) -> None:
+    def on_workers_back(self) -> None:
         """They can hold again what must be in slots: what has waited for them gets a worker. Warm-ups that are due
         begin, and prefill assigns as many layers as there are slots for."""
         for demand in self._state.take_waiting():
@@ -267,7 +267,7 @@ class PassTracker:
         for expert in self._strategy.residency.warm(self._workers.slots):
             if expert.expert in self._slots.resident(expert.layer):
                 continue
-            opened = self._visits.opened(request, visit)
+            opened = self._visits.open(request, visit)
             demand = Demand(self._commands.next_id(), opened, expert, "warm-up")
             opened.demands[demand.seq] = demand
             self._slots.place(demand, self._workers.share(self._visits.ordinal[expert.layer])[expert.expert])
@@ -277,7 +277,7 @@ class PassTracker:
         layers = self._state.shape.layers
         stop = min(start + self._horizon(), len(layers))
         for ordinal in range(request.planned, stop):
-            opened = self._visits.opened(request, t.Visit(number, position, layers[ordinal]))
+            opened = self._visits.open(request, t.Visit(number, position, layers[ordinal]))
             for expert, worker in enumerate(self._workers.share(ordinal)):
                 if expert not in opened.demands:
                     self._slots.place(self._visits.demand(opened, expert, "plan"), worker)
@@ -289,7 +289,7 @@ class PassTracker:
 
     # --- gates --------------------------------------------------------------------------------------------------
 
-    def gate_fired(self, event: t.GateFired) -> None:
+    def on_gate_fired(self, event: t.GateFired) -> None:
         """The layer's experts are demanded once the gates of all passes of the step have fired."""
         step, number = self._state.step, event.visit.request
         self._gates.note(event, self._predicted)
@@ -324,14 +324,14 @@ class PassTracker:
 
     # --- the end ------------------------------------------------------------------------------------------------
 
-    def computed(self, demand: Demand) -> None:
+    def on_computed(self, demand: Demand) -> None:
         """All rows of a demand have come back. With the last demand the main model goes on."""
         opened = demand.visit
         if demand.hit:
             opened.request.stats.reuse(opened.request.prefilling)
         elif demand.state == "hosted":
-            opened.request.stats.hosted(opened.request.prefilling)
-        self._slots.computed(demand)
+            opened.request.stats.add_hosted(opened.request.prefilling)
+        self._slots.on_computed(demand)
         del opened.demands[demand.expert.expert]
         opened.uncomputed -= 1
         if opened.uncomputed == 0:

@@ -31,7 +31,7 @@ class ShadowFollower:
         self._commands = commands
         self._requests: dict[int, _Followed] = {}
 
-    def joined(self) -> None:
+    def on_joined(self) -> None:
         self.present = True
         for number, followed in self._requests.items():
             step = max(followed.decoded - 1, 0)
@@ -45,20 +45,20 @@ class ShadowFollower:
         followed.kv_aligned, followed.aligned = 0, step - 1
         self._commands.follow(request, step)
 
-    def lost(self) -> None:
+    def on_lost(self) -> None:
         self.present = False
 
-    def opened(self, request: int, prompt_tokens: int) -> None:
+    def on_request_opened(self, request: int, prompt_tokens: int) -> None:
         self._requests[request] = _Followed(prompt_tokens)
         if self.present:
             self._commands.follow(request, 0)
 
-    def closed(self, request: int) -> None:
+    def on_request_closed(self, request: int) -> None:
         del self._requests[request]
         if self.present:
             self._commands.unfollow(request)
 
-    def decoded(self, request: int, index: int, drafts: int = 0, again: bool = False) -> None:
+    def on_token_decoded(self, request: int, index: int, drafts: int = 0, again: bool = False) -> None:
         """Token `index` exists: decode pass `index` of the shadow may start. `again`: the main model has just read all
         tokens before it again, and so does the shadow."""
         followed = self._requests[request]

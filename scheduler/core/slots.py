@@ -75,7 +75,7 @@ class SlotTable:
         worker.hosted[demand.seq] = demand
         worker.backlog += 1
         demand.move_to_host(worker.number)
-        self._rows.ready(demand)
+        self._rows.on_ready(demand)
 
     def place(self, demand: Demand, number: int | None = None, avoid: int | None = None) -> None:
         """Share its expert where that is in a slot; else queue it beside another demand for it, else at its home, else
@@ -180,9 +180,9 @@ class SlotTable:
             return
         worker = self._state.workers[number]
         worker.backlog += 1
-        self._rows.ready(demand)
+        self._rows.on_ready(demand)
         if entry.loaded:
-            demand.visit.loaded(self._state.now)
+            demand.visit.on_loaded(self._state.now)
         elif worker.link[0] is not entry:
             self._state.touched.add(worker.number)
 
@@ -219,12 +219,12 @@ class SlotTable:
         """It begins again, from its load; answers that its worker still owes are ignored. `place` it then."""
         if demand.confirmed:
             demand.visit.missing += demand.state in ("ready", "hosted")
-            self._rows.load_over(demand.visit)
+            self._rows.on_load_over(demand.visit)
         self._rows.forget(demand)
         self.detach(demand)
         demand.requeue()
 
-    def computed(self, demand: Demand) -> None:
+    def on_computed(self, demand: Demand) -> None:
         """Its last row has come back. If that was the last demand for an expert that is not kept, the slot is free."""
         self._state.end_trial(demand)
         entry = demand.entry
@@ -251,7 +251,7 @@ class SlotTable:
 
     # --- slots --------------------------------------------------------------------------------------------------
 
-    def loaded(self, entry: SlotEntry) -> None:
+    def on_loaded(self, entry: SlotEntry) -> None:
         """Its bytes are in the slot, and its worker's link is free for the next load."""
         entry.loaded = True
         del self._state.loads[entry.load_id]
@@ -265,14 +265,14 @@ class SlotTable:
                 del demand.visit.demands[demand.seq]
                 self.cancel(demand)
             elif demand.confirmed:
-                demand.visit.loaded(self._state.now)
-                self._rows.load_over(demand.visit)
+                demand.visit.on_loaded(self._state.now)
+                self._rows.on_load_over(demand.visit)
 
     def evict(self, entry: SlotEntry) -> None:
         """Free its slot; a load in flight is given up."""
         self._commands.evict(entry)
         if self._state.audits:
-            self._audits.evicted(entry)
+            self._audits.on_evicted(entry)
         self._forget(entry)
         worker = self._state.workers[entry.worker]
         if worker.idle.get(entry.expert) is entry:
@@ -290,7 +290,7 @@ class SlotTable:
         if not entry.users:
             self.evict(entry)
 
-    def worker_lost(self, worker: Worker) -> None:
+    def on_worker_lost(self, worker: Worker) -> None:
         """Its loads are over, and what it kept is gone."""
         self._state.touched.discard(worker.number)
         for entry in worker.slots:
@@ -453,12 +453,12 @@ class SlotTable:
             self._end_warm_ups(expert)
         else:
             self._state.passing.setdefault(expert, []).append(entry)
-        request.stats.load_begun(request.prefilling, demand.origin == "gate")
+        request.stats.add_load(request.prefilling, demand.origin == "gate")
         self._commands.load(entry)
         twins = self._dequeue_twins(demand)
         entry.users += twins  # before rows are sent: the last of them evicts
         if demand.confirmed:
-            self._rows.ready(demand)
+            self._rows.on_ready(demand)
         for twin in twins:
             self._share(twin, entry)
 
@@ -495,8 +495,8 @@ class SlotTable:
             entry.users.append(demand)
         demand.share(entry)
         if demand.confirmed:
-            self._rows.ready(demand)
+            self._rows.on_ready(demand)
             if entry.loaded:
-                demand.visit.loaded(self._state.now)
+                demand.visit.on_loaded(self._state.now)
             elif worker.link[0] is not entry:
                 self._state.touched.add(entry.worker)

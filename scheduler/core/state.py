@@ -125,14 +125,14 @@ class LayerVisit:
     """When the gate fired, or the last stall ended."""
 
     def begin_stall(self, missing: int, now: float) -> None:
-        """The gate has fired. Every chosen expert counts as missing until `loaded`."""
+        """The gate has fired. Every chosen expert counts as missing until `on_loaded`."""
         self.missing, self.stalled_from = missing, now
 
-    def loaded(self, now: float) -> None:
+    def on_loaded(self, now: float) -> None:
         """A chosen expert is in its slot. With the last of them the stall ends."""
         self.missing -= 1
         if self.missing == 0:
-            self.request.stats.stalled(now - self.stalled_from, self.request.prefilling)
+            self.request.stats.add_stall(now - self.stalled_from, self.request.prefilling)
             self.stalled_from = now
 
 

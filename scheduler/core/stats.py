@@ -63,7 +63,7 @@ class RequestStats:
     _activated: dict[Visit, Collection[int]] = field(default_factory=dict)
     _orphans: dict[Visit, Collection[int]] = field(default_factory=dict)
 
-    def load_begun(self, prefilling: bool, reload: bool) -> None:
+    def add_load(self, prefilling: bool, reload: bool) -> None:
         self.loads += 1
         self.decode_loads += not prefilling
         self.reloads += reload
@@ -79,18 +79,18 @@ class RequestStats:
             self.named += named
             self.present += present
 
-    def hosted(self, prefilling: bool) -> None:
+    def add_hosted(self, prefilling: bool) -> None:
         """An expert that the gate chose was computed at a host place."""
         self.host_calls += 1
         self.decode_host_calls += not prefilling
 
-    def stalled(self, seconds: float, prefilling: bool) -> None:
+    def add_stall(self, seconds: float, prefilling: bool) -> None:
         if prefilling:
             self.prefill_stall_s += seconds
         else:
             self.stall_s += seconds
 
-    def predicted(self, visit: Visit, experts: tuple[int, ...], late: bool = False) -> None:
+    def add_prediction(self, visit: Visit, experts: tuple[int, ...], late: bool = False) -> None:
         """A prediction came for a row; `late`: after its gate. Of several the last before the gate counts, or else the
         first after it."""
         activated = self._activated.pop(visit, None) if self._activated else None
@@ -101,7 +101,7 @@ class RequestStats:
         elif not late:
             self._predicted[visit] = experts
 
-    def activated(self, visit: Visit, experts: Collection[int]) -> None:
+    def add_activation(self, visit: Visit, experts: Collection[int]) -> None:
         """A decode pass's gate fired. `experts`: all different."""
         predicted = self._predicted.pop(visit, None)
         if predicted is None:

@@ -16,7 +16,7 @@ class VisitTable:
         self._state = state
         self._commands = commands
 
-    def opened(self, request: Request, visit: t.Visit) -> LayerVisit:
+    def open(self, request: Request, visit: t.Visit) -> LayerVisit:
         """The visit, made if it is not there. A warm-up has layer -1."""
         opened = self._state.visits.get(visit)
         if opened is None:

@@ -15,7 +15,7 @@ from scheduler.policies.residency.base import Residency
 
 
 class WorkerTable:
-    """Workers come and go. Whoever calls `lost` brings the lost worker's demands elsewhere."""
+    """Workers come and go. Whoever calls `on_lost` brings the lost worker's demands elsewhere."""
 
     def __init__(self, state: State, grouping: Grouping, residency: Residency) -> None:
         self.live: tuple[int, ...] = ()
@@ -53,7 +53,7 @@ class WorkerTable:
             found[form] = of_form[len(of_form) // 2]
         return found
 
-    def joined(self, event: t.WorkerJoined) -> None:
+    def on_joined(self, event: t.WorkerJoined) -> None:
         """Raises ConfigError for a number of slots that cannot be."""
         number, slots = event.worker, event.slots
         if slots < 0:
@@ -64,12 +64,12 @@ class WorkerTable:
             self.hosts = tuple(sorted((*self.hosts, number)))
             return
         if self.homes is not None:
-            self.homes.joined(number, slots)
+            self.homes.on_worker_joined(number, slots)
         self.live = tuple(sorted((*self.live, number)))
         self.slots += slots
         self.settle()
 
-    def lost(self, event: t.WorkerLost) -> Worker | None:
+    def on_lost(self, event: t.WorkerLost) -> Worker | None:
         """None where it was lost before."""
         number = event.worker
         worker = self._state.workers.pop(number, None)
@@ -82,7 +82,7 @@ class WorkerTable:
         self.live = tuple(n for n in self.live if n != number)
         self.slots -= len(worker.slots)
         if self.homes is not None:
-            self.homes.lost(number)
+            self.homes.on_worker_lost(number)
         self._state.shortfall = f"the last worker is gone: {event.reason}"
         self.settle()
         return worker

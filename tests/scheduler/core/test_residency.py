@@ -197,7 +197,7 @@ def test_experts_get_homes_when_a_request_needs_them_on_all_workers_that_have_jo
 def test_homes_are_where_prefill_would_share_them_out(workers: int, layers: int, experts: int) -> None:
     homes = Homes(t.ModelShape(tuple(range(layers)), experts, 2))
     for worker in range(workers):
-        homes.joined(worker, -(-layers * experts // workers))
+        homes.on_worker_joined(worker, -(-layers * experts // workers))
     homes.settle()
     for layer in range(layers):
         share = RoundRobin(2).share(range(workers), layer, experts)
@@ -207,7 +207,7 @@ def test_homes_are_where_prefill_would_share_them_out(workers: int, layers: int,
 def test_homes_fill_workers_of_any_size() -> None:
     homes = Homes(t.ModelShape((1, 3), 4, 2, by_layer=(4, 3)))
     for worker, slots in ((2, 1), (5, 4), (7, 2)):
-        homes.joined(worker, slots)
+        homes.on_worker_joined(worker, slots)
     homes.settle()
     everybody = [ExpertId(1, e) for e in range(4)] + [ExpertId(3, e) for e in range(3)]
     assert [homes.of(expert) for expert in everybody] == [2, 5, 7, 5, 7, 5, 5]

@@ -41,9 +41,9 @@ def fill(order: list[tuple[str, tuple[int, int]]]) -> RequestStats:
     for what, key in order:
         activated, predicted, _ = EXAMPLE[key]
         if what == "gate":
-            stats.activated(visit(*key), frozenset(activated))
+            stats.add_activation(visit(*key), frozenset(activated))
         else:
-            stats.predicted(visit(*key), predicted)
+            stats.add_prediction(visit(*key), predicted)
     return stats
 
 
@@ -64,21 +64,21 @@ def test_equations_2_and_3_by_hand_in_whatever_order_facts_come(order: list[tupl
 def test_equation_3_weighs_experts_not_tokens() -> None:
     """A token with more activated experts counts for more: 1 of 2 and 4 of 4 are 5 of 6, not three quarters."""
     stats = RequestStats(PROMPT)
-    stats.predicted(visit(0, 1), (0, 7))
-    stats.activated(visit(0, 1), frozenset({0, 1}))
+    stats.add_prediction(visit(0, 1), (0, 7))
+    stats.add_activation(visit(0, 1), frozenset({0, 1}))
     for layer in (3, 4):
-        stats.predicted(visit(1, layer), (0, 1))
-        stats.activated(visit(1, layer), frozenset({0, 1}))
+        stats.add_prediction(visit(1, layer), (0, 1))
+        stats.add_activation(visit(1, layer), frozenset({0, 1}))
     assert [counts.recall for counts in stats.by_index] == [0.5, 1.0]
     assert stats.overall.recall == 5 / 6
 
 
 def test_a_prediction_that_never_comes_is_neither_right_nor_wrong_but_counted_once_the_books_are_closed() -> None:
     stats = RequestStats(PROMPT)
-    stats.activated(visit(0, 1), frozenset({0, 1}))
-    stats.activated(visit(0, 3), frozenset({2, 3}))
-    stats.predicted(visit(0, 3), (2, 7))
-    stats.activated(visit(1, 1), frozenset({4, 5, 6}))
+    stats.add_activation(visit(0, 1), frozenset({0, 1}))
+    stats.add_activation(visit(0, 3), frozenset({2, 3}))
+    stats.add_prediction(visit(0, 3), (2, 7))
+    stats.add_activation(visit(1, 1), frozenset({4, 5, 6}))
     stats.orphan()
     assert (stats.unmatched, stats.overall, stats.unpredicted) == (0, RecallCounts(1, 2), 0)
     for _ in range(2):
@@ -89,44 +89,44 @@ def test_a_prediction_that_never_comes_is_neither_right_nor_wrong_but_counted_on
 
 def test_an_orphan_s_prediction_may_still_come() -> None:
     stats = RequestStats(PROMPT)
-    stats.activated(visit(0, 1), frozenset({0, 1}))
+    stats.add_activation(visit(0, 1), frozenset({0, 1}))
     stats.orphan()
-    stats.predicted(visit(0, 1), (0, 7))
+    stats.add_prediction(visit(0, 1), (0, 7))
     stats.close()
     assert (stats.overall, stats.unpredicted) == (RecallCounts(1, 2), 0)
 
 
 def test_a_prediction_for_a_layer_that_is_never_reached_counts_for_nothing() -> None:
     stats = RequestStats(PROMPT)
-    stats.predicted(visit(5, 1), (0, 1))
+    stats.add_prediction(visit(5, 1), (0, 1))
     stats.close()
     assert (stats.by_index, stats.overall.recall) == ([], None)
 
 
 def test_the_last_prediction_before_the_gate_counts() -> None:
     stats = RequestStats(PROMPT)
-    stats.predicted(visit(0, 1), (6, 7))
-    stats.predicted(visit(0, 1), (0, 7))
-    stats.activated(visit(0, 1), frozenset({0, 1}))
-    stats.predicted(visit(0, 1), (0, 1))  # too late to be matched again
+    stats.add_prediction(visit(0, 1), (6, 7))
+    stats.add_prediction(visit(0, 1), (0, 7))
+    stats.add_activation(visit(0, 1), frozenset({0, 1}))
+    stats.add_prediction(visit(0, 1), (0, 1))  # too late to be matched again
     stats.close()
     assert stats.overall == RecallCounts(1, 2)
 
 
 def test_tokens_without_activations_have_no_recall() -> None:
     stats = RequestStats(PROMPT)
-    stats.predicted(visit(2, 1), (3,))
-    stats.activated(visit(2, 1), frozenset({3}))
+    stats.add_prediction(visit(2, 1), (3,))
+    stats.add_activation(visit(2, 1), frozenset({3}))
     assert [counts.recall for counts in stats.by_index] == [None, None, 1.0]
 
 
 def test_loads_and_stalls_are_kept_by_phase() -> None:
     stats = RequestStats(PROMPT)
     for prefilling, late in [(True, False), (True, False), (False, False), (False, True)]:
-        stats.load_begun(prefilling, late)
-    stats.stalled(2.0, prefilling=True)
-    stats.stalled(0.5, prefilling=False)
-    stats.stalled(0.25, prefilling=False)
+        stats.add_load(prefilling, late)
+    stats.add_stall(2.0, prefilling=True)
+    stats.add_stall(0.5, prefilling=False)
+    stats.add_stall(0.25, prefilling=False)
     assert (stats.loads, stats.decode_loads, stats.reloads) == (4, 2, 1)
     assert (stats.prefill_stall_s, stats.stall_s) == (2.0, 0.75)
 
@@ -145,9 +145,9 @@ def test_hits_are_kept_by_phase() -> None:
 
 def test_a_gate_that_names_nobody_matches_its_prediction_and_adds_nothing() -> None:
     stats = RequestStats(PROMPT)
-    stats.activated(visit(0, 1), frozenset())
+    stats.add_activation(visit(0, 1), frozenset())
     assert stats.unmatched == 1
-    stats.predicted(visit(0, 1), (1, 2))
+    stats.add_prediction(visit(0, 1), (1, 2))
     assert (stats.unmatched, stats.overall) == (0, RecallCounts(0, 0))
 
 

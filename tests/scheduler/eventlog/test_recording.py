@@ -136,14 +136,14 @@ def test_books_that_contradict_each_other_are_told_if_asked_for(
     """A defect that changes no command of this run: a worker's backlog is never counted down."""
     recorder, _ = recorded(Scenario(PROFILE, tokens=5))
     found = read(tmp_path, recorder.take())
-    computed = SlotTable.computed
+    computed = SlotTable.on_computed
 
     def miscount(self: SlotTable, demand: Demand) -> None:
         worker = self._state.workers[demand.worker]
         computed(self, demand)
         worker.backlog += 1
 
-    monkeypatch.setattr(SlotTable, "computed", miscount)
+    monkeypatch.setattr(SlotTable, "on_computed", miscount)
     assert replay(found).difference is None
     said = replay(found, validate=True).difference
     assert said is not None

@@ -61,18 +61,18 @@ def never(*_: object) -> None:
         ("_may_load", lambda self, worker: bool(worker.free)),
         ("_may_share", lambda self, kept, event: self._rests(kept.worker, event)),
         ("give_way", never),
-        ("evicted", never),
-        ("worker_lost", never),
-        ("computed", lambda self, call_id: self.compute_failed(call_id)),
-        ("compute_failed", lambda self, call_id: self.computed(call_id)),
-        ("load_failed", never),
+        ("on_evicted", never),
+        ("on_worker_lost", never),
+        ("on_computed", lambda self, call_id: self.on_compute_failed(call_id)),
+        ("on_compute_failed", lambda self, call_id: self.on_computed(call_id)),
+        ("on_load_failed", never),
     ],
 )
 def test_the_referee_of_the_worlds_is_not_asleep(monkeypatch: pytest.MonkeyPatch, name: str, spoilt: Any) -> None:
     """Each of these faults of the core is found in one of a few worlds."""
     monkeypatch.setattr(AuditTable, name, spoilt)
     with pytest.raises((AssertionError, KeyError)):
-        live_through(worlds_with_audits(60, 40 if name == "evicted" else 0))  # the other worlds hide that one
+        live_through(worlds_with_audits(60, 40 if name == "on_evicted" else 0))  # the other worlds hide that one
 
 
 def test_the_referee_notices_a_worker_to_be_avoided(monkeypatch: pytest.MonkeyPatch) -> None:
