@@ -30,7 +30,7 @@ class DraftSource:
 class _Drafter(Protocol):
     """Drafts of one request."""
 
-    def decoded(self, tokens: Sequence[int]) -> bool | None:
+    def on_decoded(self, tokens: Sequence[int]) -> bool | None:
         """The answer goes on with these tokens. Whether the last of them had been drafted rightly; None: it had not
         been drafted."""
 
@@ -45,7 +45,7 @@ class _ShadowDrafts:
         self._table = DraftTable()
         self._lock = threading.Lock()
 
-    def decoded(self, tokens: Sequence[int]) -> bool | None:
+    def on_decoded(self, tokens: Sequence[int]) -> bool | None:
         with self._lock:
             return self._table.decoded(tokens)
 
@@ -67,7 +67,7 @@ class _PromptDrafts:
         self._count = len(prompt)
         self._last: tuple[int, ...] = ()
 
-    def decoded(self, tokens: Sequence[int]) -> bool | None:
+    def on_decoded(self, tokens: Sequence[int]) -> bool | None:
         drafts, self._last = self._last[: len(tokens)], ()
         self._tokens[0, self._count : self._count + len(tokens)] = torch.tensor(tokens)
         self._count += len(tokens)
@@ -108,7 +108,7 @@ class Drafting:
         self._open: dict[int, _Open] = {}
         self._lock = threading.Lock()
 
-    def opened(self, request: int, prompt: Sequence[int], room: int) -> None:
+    def on_opened(self, request: int, prompt: Sequence[int], room: int) -> None:
         """`room`: the most tokens of the answer."""
         if not self.on:
             return
@@ -116,7 +116,7 @@ class Drafting:
         with self._lock:
             self._open[request] = _Open(drafter, self._lengths.opened())
 
-    def closed(self, request: int) -> None:
+    def on_closed(self, request: int) -> None:
         with self._lock:
             self._open.pop(request, None)
 
@@ -126,14 +126,14 @@ class Drafting:
         if one is not None and isinstance(one.drafter, _ShadowDrafts):
             one.drafter.offer(draft)
 
-    def decoded(self, request: int, tokens: Sequence[int]) -> tuple[int, bool | None]:
+    def on_decoded(self, request: int, tokens: Sequence[int]) -> tuple[int, bool | None]:
         """The answer has gained these tokens. Returns how far the shadow is to draft, and whether the last token had
         been drafted rightly, see `TokenDecoded`."""
         with self._lock:
             one = self._open.get(request)
             if one is None:
                 return 0, None
-            right, rows, one.rows = one.drafter.decoded(tokens), one.rows, 1
+            right, rows, one.rows = one.drafter.on_decoded(tokens), one.rows, 1
             if right is not None and len(tokens) == rows:  # it was in no block
                 one.length.foretold(right)
             return one.length.drafts(), right
@@ -153,14 +153,14 @@ class Drafting:
             one.rows = one.length.rows(len(found), most)
         return found[: one.rows - 1]
 
-    def verified(self, request: int, gained: int) -> None:
+    def on_verified(self, request: int, gained: int) -> None:
         """A block has given so many tokens. Within its step."""
         with self._lock:
             one = self._open.get(request)
             if one is not None:
                 one.length.verified(one.rows, gained)
 
-    def stepped(self, requests: Iterable[int], rows: int, seconds: float, decoding: bool) -> None:
+    def on_step_ended(self, requests: Iterable[int], rows: int, seconds: float, decoding: bool) -> None:
         """A step of these requests has ended; `rows`: of all its passes. `decoding`: it read no prompt."""
         if self.on:
             with self._lock:

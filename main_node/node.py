@@ -97,7 +97,9 @@ class MainNode:
         engine.on_draft = self.drafting.offer
         self.admission = Admission(sharing, lambda: engine.deadlines.waited_s)
         chunk = sharing.prefill_chunk if kv.continues(self.model.config) and self._rotary.chunks else 0
-        self.steps = Steps(engine, sharing.launch_s, chunk, sharing.batch_dense, self._leave, self.drafting.stepped)
+        self.steps = Steps(
+            engine, sharing.launch_s, chunk, sharing.batch_dense, self._leave, self.drafting.on_step_ended
+        )
         self._current: _Current | None = None
         self._loops = TokenLoops()
         self._open: dict[int, Sequence] = {}
@@ -205,7 +207,7 @@ class MainNode:
         """From any thread."""
         self.admission.look()
         self.engine.close_request(number)
-        self.steps.closed(number)
+        self.steps.on_closed(number)
 
     def _steps(self, request: Request) -> Generator[Step]:
         """Open the request, run its token loop, close it."""
@@ -213,13 +215,13 @@ class MainNode:
         began = time.perf_counter()
         with self.admission.place(number, request.cancelled.is_set) as leave:
             self.engine.open_request(number, request.sequence, len(request.sequence.prompt))
-            self.steps.opened(number)
+            self.steps.on_opened(number)
             self._open[number] = request.sequence
             try:
-                self.drafting.opened(number, request.sequence.prompt, request.sequence.max_new_tokens)
+                self.drafting.on_opened(number, request.sequence.prompt, request.sequence.max_new_tokens)
                 request.check_wanted()  # it may have been cancelled before the engine knew it
                 last, finish, times = yield from self._tokens(request, began)
-                self._computed(number)
+                self._on_computed(number)
                 request.sequence.free()
                 leave()
                 yield last
@@ -227,7 +229,7 @@ class MainNode:
                 report = self._report(request, times, finish, complete)
             finally:
                 try:
-                    self._computed(number)
+                    self._on_computed(number)
                 finally:
                     self.engine.close_request(number)
         yield Step(None, report)
@@ -254,13 +256,13 @@ class MainNode:
                     return step, finish, Times(first - began, decode_s, shadow_wait_s, longest_s, carried, lost_s)
                 shown = time.perf_counter()
                 yield step
-                self.engine.pace.paused(number, time.perf_counter() - shown)
+                self.engine.pace.on_paused(number, time.perf_counter() - shown)
             if len(sequence.tokens) == 1 and self._shadow is not None:
                 waited = time.perf_counter()
                 self._shadow.wait(self.launch_s, request.cancelled)
                 last = time.perf_counter()
                 shadow_wait_s = last - waited
-                self.engine.pace.paused(number, shadow_wait_s)
+                self.engine.pace.on_paused(number, shadow_wait_s)
             gained = self._decode(request, gained)
             now = time.perf_counter()
             longest_s, last = max(longest_s, now - last), now
@@ -270,8 +272,8 @@ class MainNode:
         sequence, number = request.sequence, request.number
         count = len(sequence.tokens)
         position = len(sequence.prompt) + count - 1
-        self.engine.pace.decoded(number)
-        self.engine.post(t.TokenDecoded(number, count - 1, *self.drafting.decoded(number, gained)))
+        self.engine.pace.on_decoded(number)
+        self.engine.post(t.TokenDecoded(number, count - 1, *self.drafting.on_decoded(number, gained)))
         tokens = [*sequence.prompt, *sequence.tokens] if self._own_path.asks else []
         if self._own_path.reads_again(tokens, 1, sequence.cache):
             request.read_again += 1
@@ -296,7 +298,7 @@ class MainNode:
                 return drafts[:number]
         return drafts
 
-    def _computed(self, number: int) -> None:
+    def _on_computed(self, number: int) -> None:
         """No pass of a request follows: it has its last token, or has ended without."""
         if number not in self._open:
             return
@@ -304,11 +306,11 @@ class MainNode:
             self._note_cache_bytes()
         finally:
             del self._open[number]
-            self.steps.closed(number)
-            self.drafting.closed(number)
+            self.steps.on_closed(number)
+            self.drafting.on_closed(number)
             if self.experts.watch is not None:
-                self.experts.watch.closed(number)
-            self.engine.answered(number)
+                self.experts.watch.on_closed(number)
+            self.engine.on_answered(number)
 
     def _read(self, request: Request, tokens: list[int], position: int, prefill: bool) -> tuple[int, ...]:
         """Read tokens, the first of them at `position`, in one pass; a prompt perhaps in several. Returns the next
@@ -396,8 +398,8 @@ class MainNode:
                 break
         self._note_cache_bytes(block.nbytes)
         block.cut(len(gained))
-        self.drafting.verified(request.number, len(gained))
-        self.engine.verified(len(tokens) - 1, request.accepted - before)
+        self.drafting.on_verified(request.number, len(gained))
+        self.engine.on_verified(len(tokens) - 1, request.accepted - before)
         self.engine.spans.end_pass(request.number)
         return tuple(gained)
 

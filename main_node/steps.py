@@ -95,7 +95,7 @@ class PassJob:
 class Steps:
     """Thread-safe. `deadline_s`: longest wait for a step. `chunk`: most tokens of prompts in a step in which others are
     answered; 0: no bound. `batched`: see `LockStep`. `leave`: called with no request's pass under way any more.
-    `stepped`: told of each step its requests and rows, how long it took, and whether it read no prompt; not of one in
+    `on_step_ended`: told of each step its requests and rows, how long it took, and whether it read no prompt; not of one in
     which requests waited for missing workers.
     """
 
@@ -106,11 +106,11 @@ class Steps:
         chunk: int,
         batched: bool,
         leave: Callable[[], None] = lambda: None,
-        stepped: Callable[[tuple[int, ...], int, float, bool], None] = lambda requests, rows, seconds, decoding: None,
+        on_step_ended: Callable[[tuple[int, ...], int, float, bool], None] = lambda *_: None,
     ) -> None:
         self._engine = engine
         self._deadline_s, self._chunk, self._batched = deadline_s, chunk, batched
-        self._leave, self._stepped = leave, stepped
+        self._leave, self._on_step_ended = leave, on_step_ended
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
         self._ready: list[PassJob] = []
@@ -122,11 +122,11 @@ class Steps:
         """Requests of the last step that are not back."""
         self._grace_end = 0.0
 
-    def opened(self, request: int) -> None:
+    def on_opened(self, request: int) -> None:
         with self._changed:
             self._open.add(request)
 
-    def closed(self, request: int) -> None:
+    def on_closed(self, request: int) -> None:
         """From any thread, at any time. A pass that waits for a step gets RequestFailedError; for one under way see
         `Engine.close_request`."""
         with self._changed:
@@ -194,7 +194,7 @@ class Steps:
                     raise
                 job.end()
         finally:
-            self._ended([job], began)
+            self._on_ended([job], began)
 
     @contextlib.contextmanager
     def _timed(self, jobs: list[PassJob]) -> Iterator[None]:
@@ -203,9 +203,9 @@ class Steps:
         if self._engine.deadlines.waited_s == waited_s:
             rows, seconds = sum(job.one.tokens for job in jobs), self._engine.pace.now() - began
             requests = tuple(job.request for job in jobs)
-            self._stepped(requests, rows, seconds, not any(job.prefill for job in jobs))
+            self._on_step_ended(requests, rows, seconds, not any(job.prefill for job in jobs))
 
-    def _ended(self, jobs: list[PassJob], began: float) -> None:
+    def _on_ended(self, jobs: list[PassJob], began: float) -> None:
         """A step has ended."""
         self._leave()
         now = time.monotonic()
@@ -247,7 +247,7 @@ class Steps:
                             f"request {job.request} waited {self._deadline_s:g} s for a step; send fewer at once"
                         )
         except BaseException:  # interrupted, or too late
-            self.closed(job.request)
+            self.on_closed(job.request)
             if job.shared:  # its pass ends at its next layer
                 self._engine.close_request(job.request)
                 job.ended.wait(ABANDON_S)
@@ -262,7 +262,7 @@ class Steps:
                 try:
                     self._run(jobs)
                 finally:
-                    self._ended(jobs, began)
+                    self._on_ended(jobs, began)
                     del jobs  # the thread may wait for long, and a job refers to its request's cache
 
     def _form(self) -> list[PassJob]:

@@ -99,7 +99,7 @@ class Followed:
         other = None
         for step, token in enumerate(tokens, message.step - len(message.before)):
             if self._counts(step):
-                self.tokens.told(step, token)
+                self.tokens.on_told(step, token)
                 if other is None and self.course.begun(step) and self.tokens.differ(step, token):
                     other = step
         return other
@@ -190,14 +190,14 @@ class Followed:
         course.start()
         return self.tokens.read(step), bool(parts)
 
-    def prefill_ended(self, token: int) -> None:
+    def on_prefill_ended(self, token: int) -> None:
         self.prefilled = True
         self.tokens.first(self.course.step, token)
 
-    def ended(self, token: int) -> None:
+    def on_pass_ended(self, token: int) -> None:
         """The pass in flight has ended with its own next token."""
         course = self.course
-        self.tokens.ended(course.step, token)
+        self.tokens.on_pass_ended(course.step, token)
         if course.ended() == Turn.BACK:
             self._go_back()
         else:

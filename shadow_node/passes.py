@@ -244,10 +244,10 @@ class Passes:
         self._running.pop(followed, None)
         self._owner.spans.add("head", "", self._since, self._now())
         if followed.prefilled:
-            followed.ended(token)
+            followed.on_pass_ended(token)
             self._draft(followed)
         else:
-            followed.prefill_ended(token)
+            followed.on_prefill_ended(token)
         self._owner.on_pass_ended(followed)
 
     def _drop(self, followed: Followed) -> None:

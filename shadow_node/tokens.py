@@ -28,7 +28,7 @@ class Tokens:
         """Of each pass the last one that was made."""
         self._unsaid: dict[int, Draft] = {}
 
-    def told(self, step: int, token: int) -> None:
+    def on_told(self, step: int, token: int) -> None:
         """The main model's token of a pass has come."""
         self._told[step] = token
 
@@ -46,7 +46,7 @@ class Tokens:
         self._paths[step + 1] = extend(self._paths[step], [token])
         return token
 
-    def ended(self, step: int, token: int) -> None:
+    def on_pass_ended(self, step: int, token: int) -> None:
         """Pass `step` has ended with `token`, the shadow's own for the next pass."""
         after = step + 1
         self._read[after] = token

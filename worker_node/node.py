@@ -251,7 +251,7 @@ class _Session(ComputeSession):
         if isinstance(message, Load):
             self._load(message)
         elif isinstance(message, Evict):
-            self.evicted(message.slot)
+            self.on_evicted(message.slot)
             self._evict(message.slot)
         elif isinstance(message, Compute):
             self.came(message)

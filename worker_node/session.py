@@ -103,7 +103,7 @@ class ComputeSession(Session):
         )
         return False
 
-    def evicted(self, slot: int) -> None:
+    def on_evicted(self, slot: int) -> None:
         """What waits for the slot is not answered."""
         if self._rows is not None:
             self._rows.drop_slot(slot)

@@ -67,7 +67,7 @@ class Suspects:
                 "then restart the worker"
             )
 
-    def joined(self, number: int, ready: WorkerReady) -> None:
+    def on_joined(self, number: int, ready: WorkerReady) -> None:
         """Marks belong to a process: another one starts with none."""
         known = self._sources.get(number)
         if known is None or (known.host, known.pid) != (ready.host, ready.pid):

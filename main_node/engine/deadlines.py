@@ -82,13 +82,13 @@ class Deadlines:
         self._reading_s: dict[int, float] = {}
         """Open request -> seconds until its first token."""
         self._handlers: dict[type, Callable[[Any], None]] = {
-            t.WorkerLost: self._worker_lost,
-            t.WorkerJoined: self._worker_joined,
-            t.RequestOpened: self._request_opened,
-            t.RequestClosed: self._request_closed,
-            t.TokenDecoded: self._token_decoded,
-            t.Predicted: self._predicted,
-            t.ShadowJoined: self._shadow_joined,
+            t.WorkerLost: self._on_worker_lost,
+            t.WorkerJoined: self._on_worker_joined,
+            t.RequestOpened: self._on_request_opened,
+            t.RequestClosed: self._on_request_closed,
+            t.TokenDecoded: self._on_token_decoded,
+            t.Predicted: self._on_predicted,
+            t.ShadowJoined: self._on_shadow_joined,
         }
 
     @property
@@ -122,38 +122,38 @@ class Deadlines:
         after the other may be silent."""
         return self.worker_wait_s + MAX_FAILURES * self.answer_s
 
-    def _worker_lost(self, event: t.WorkerLost) -> None:
+    def _on_worker_lost(self, event: t.WorkerLost) -> None:
         self._missing.add(event.worker)
         self._losses[event.worker] += 1
         self._expire_at_once()
 
-    def _worker_joined(self, event: t.WorkerJoined) -> None:
+    def _on_worker_joined(self, event: t.WorkerJoined) -> None:
         self._missing.discard(event.worker)
         self._note_progress()
 
-    def _request_opened(self, event: t.RequestOpened) -> None:
+    def _on_request_opened(self, event: t.RequestOpened) -> None:
         self._opened[event.request] = time.monotonic()
         self._expire_at_once()
         if self._thread is None and not self._closed.is_set():
             self._thread = threading.Thread(target=self._run, name="odmoe-deadlines", daemon=True)
             self._thread.start()
 
-    def _request_closed(self, event: t.RequestClosed) -> None:
+    def _on_request_closed(self, event: t.RequestClosed) -> None:
         self._opened.pop(event.request, None)
         self._reading_s.pop(event.request, None)
         if not self._opened:
             self._short_s = 0.0
 
-    def _token_decoded(self, event: t.TokenDecoded) -> None:
+    def _on_token_decoded(self, event: t.TokenDecoded) -> None:
         if event.index == 0 and event.request in self._opened:
             self._reading_s[event.request] = time.monotonic() - self._opened[event.request]
 
-    def _predicted(self, event: t.Predicted) -> None:
+    def _on_predicted(self, event: t.Predicted) -> None:
         self._patience = 1.0
         self._owed_s = 0.0
         self.silent = False
 
-    def _shadow_joined(self, event: t.ShadowJoined) -> None:
+    def _on_shadow_joined(self, event: t.ShadowJoined) -> None:
         self._owed_s = 0.0
 
     # --- expiry -------------------------------------------------------------------------------------------------

@@ -102,10 +102,10 @@ class Engine:
         """See `PeerListener`."""
         owed = self.peers.owed
         if isinstance(message, w.Computed):
-            self._computed(number, message)
+            self._on_computed(number, message)
         elif isinstance(message, w.Loaded):
             owed.settle(number, message.load_id, t.Load)
-            self.peers.roster.loaded(number, message.nbytes, message.seconds)
+            self.peers.roster.on_loaded(number, message.nbytes, message.seconds)
             self.post(t.LoadEnded(message.load_id, message.nbytes))
         elif not isinstance(message, w.Failed):
             raise ProtocolError(f"worker {number} sent {type(message).__name__}, which a worker never sends")
@@ -118,14 +118,14 @@ class Engine:
         else:
             raise ClusterError(f"{message.error}: {message.message}")
 
-    def _computed(self, number: int, message: w.Computed) -> None:
+    def _on_computed(self, number: int, message: w.Computed) -> None:
         """Raises ProtocolError or WrongOutputError."""
         call = self.peers.owed.settle(number, message.call_id, t.Compute)
         if call is None:
             return
         if self.spans.on:
             self.spans.came(message)
-        self.pace.answered(call.visit.request)
+        self.pace.on_answered(call.visit.request)
         audit: t.AuditRequested | None = None
         layer = self._layers.get(call.visit)
         if layer is not None:
@@ -195,7 +195,7 @@ class Engine:
         elif isinstance(command, t.Fail):
             self._fail(command.request, RequestFailedError, command.reason)
         elif isinstance(command, t.AuditDropped):
-            self.checks.dropped(command)
+            self.checks.on_dropped(command)
         else:
             self._act_on_shadow(command)
 
@@ -257,7 +257,7 @@ class Engine:
             self._requests[number] = OpenRequest(data, window)
             self.post(t.RequestOpened(number, prompt_tokens))
 
-    def answered(self, number: int) -> None:
+    def on_answered(self, number: int) -> None:
         """The request has its last token. It is open until its predictions are complete."""
         with self._lock:
             request = self._requests.get(number)
@@ -279,8 +279,8 @@ class Engine:
             if stats is not None:
                 self._ended.add(stats)
             self._layers.release(number)
-            self.pace.closed(number)
-            self.spans.closed(number)
+            self.pace.on_closed(number)
+            self.spans.on_closed(number)
 
     def begin_step(self, passes: tuple[t.Pass, ...], batched: bool = False) -> None:
         """The main model begins a step. `batched`: see `Pace.begin_step`."""
@@ -290,13 +290,13 @@ class Engine:
             self._ended.begin_step(passes)
         self.post(t.StepStarted(passes))
 
-    def verified(self, drafted: int, accepted: int) -> None:
+    def on_verified(self, drafted: int, accepted: int) -> None:
         """A block has verified so many drafts; `accepted` of them were right."""
         with self._lock:
             self._ended.drafted += drafted
             self._ended.accepted += accepted
 
-    def gate_fired(self, visit: t.Visit, layer: LayerWork) -> None:
+    def on_gate_fired(self, visit: t.Visit, layer: LayerWork) -> None:
         """Announce a gate. Raises RequestFailedError for a closed request."""
         traced = self.spans.on
         if traced:
@@ -308,7 +308,7 @@ class Engine:
             self._layers[visit] = layer
             self.post(t.GateFired(visit, layer.rows, layer.chosen, layer.scores))
         if traced:
-            self.spans.announced(visit)
+            self.spans.on_announced(visit)
 
     def wait(self, visit: t.Visit, layer: LayerWork) -> None:
         """Until every expert of the layer has answered. Workers that are silent for too long are lost meanwhile, and

@@ -65,16 +65,17 @@ class RemoteExperts:
     def _run(self, visit: t.Visit, layer: LayerWork) -> None:
         """From the gate to the last answer."""
         engine, request = self._engine, visit.request
-        engine.pace.gate(request, partial(engine.gate_fired, visit, layer))  # emulated time announces it when it is due
+        announce = partial(engine.on_gate_fired, visit, layer)
+        engine.pace.gate(request, announce)  # in emulated time, when it is due
         try:
             if self.watch is not None:
                 if not engine.pace.emulated:  # there it counts as computed with the gate
                     layer.yield_to_gates()
                 for fact in self.watch.ahead(visit, layer):
-                    engine.pace.foreseen(request, partial(engine.post, fact), self._attention)
+                    engine.pace.on_foreseen(request, partial(engine.post, fact), self._attention)
             engine.wait(visit, layer)
-            engine.pace.resumed(request)
+            engine.pace.on_resumed(request)
             if engine.spans.on:
-                engine.spans.resumed(visit)
+                engine.spans.on_resumed(visit)
         finally:
             engine.forget(visit)

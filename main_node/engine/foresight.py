@@ -101,7 +101,7 @@ class TokenForesight:
             self._before.setdefault(visit.request, {})[visit.layer] = (then, row.clone())
         return [t.Foreseen(visit.request, then, visit.layer, _rows(self.predictor.scores(visit.layer, row)))]
 
-    def closed(self, request: int) -> None:
+    def on_closed(self, request: int) -> None:
         """Forget the request's last rows."""
         self._before.pop(request, None)
 

@@ -59,10 +59,10 @@ class GateWatch:
         if isinstance(self._foresight, AttentionForesight):
             self._foresight.use(memory.captured)
 
-    def closed(self, request: int) -> None:
+    def on_closed(self, request: int) -> None:
         """Nothing more comes of the request."""
         if isinstance(self._foresight, TokenForesight):
-            self._foresight.closed(request)
+            self._foresight.on_closed(request)
 
     def scores(self, layer: int) -> torch.Tensor | None:
         """[T, E] of the gate that has fired; None where no policy reads them."""

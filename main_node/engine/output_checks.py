@@ -226,7 +226,7 @@ class OutputChecks:
         case = self.audits.case(-command.visit.request) if self.audits else None
         return () if case is None else case.passes
 
-    def dropped(self, command: t.AuditDropped) -> None:
+    def on_dropped(self, command: t.AuditDropped) -> None:
         """No worker does it: where that has happened too often, the main node does."""
         if self.audits is None:
             return

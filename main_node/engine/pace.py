@@ -31,21 +31,21 @@ class Pace(Protocol):
 
     def begin_layer(self, requests: Iterable[int]) -> None: ...
 
-    def paused(self, request: int, seconds: float) -> None: ...
+    def on_paused(self, request: int, seconds: float) -> None: ...
 
-    def decoded(self, request: int) -> None: ...
+    def on_decoded(self, request: int) -> None: ...
 
     def next_pass(self, request: int, take: Callable[[], T]) -> T: ...
 
     def gate(self, request: int, fired: Callable[[], T]) -> T: ...
 
-    def foreseen(self, request: int, tell: Callable[[], object], attended: bool) -> None: ...
+    def on_foreseen(self, request: int, tell: Callable[[], object], attended: bool) -> None: ...
 
-    def answered(self, request: int) -> None: ...
+    def on_answered(self, request: int) -> None: ...
 
-    def resumed(self, request: int) -> None: ...
+    def on_resumed(self, request: int) -> None: ...
 
-    def closed(self, request: int) -> None: ...
+    def on_closed(self, request: int) -> None: ...
 
 
 class RealPace:
@@ -63,10 +63,10 @@ class RealPace:
     def begin_layer(self, requests: Iterable[int]) -> None:
         pass
 
-    def paused(self, request: int, seconds: float) -> None:
+    def on_paused(self, request: int, seconds: float) -> None:
         pass
 
-    def decoded(self, request: int) -> None:
+    def on_decoded(self, request: int) -> None:
         pass
 
     def next_pass(self, request: int, take: Callable[[], T]) -> T:
@@ -75,16 +75,16 @@ class RealPace:
     def gate(self, request: int, fired: Callable[[], T]) -> T:
         return fired()
 
-    def foreseen(self, request: int, tell: Callable[[], object], attended: bool) -> None:
+    def on_foreseen(self, request: int, tell: Callable[[], object], attended: bool) -> None:
         tell()
 
-    def answered(self, request: int) -> None:
+    def on_answered(self, request: int) -> None:
         pass
 
-    def resumed(self, request: int) -> None:
+    def on_resumed(self, request: int) -> None:
         pass
 
-    def closed(self, request: int) -> None:
+    def on_closed(self, request: int) -> None:
         pass
 
 
@@ -108,9 +108,9 @@ class MainPace:
 
     In a `batched` step a layer of all passes is computed at once, when all of them have their last answers.
 
-    Work for a predictor between a gate and the last answer costs nothing: the main node would only wait. `answered` is
-    called on the thread that brings an answer, `decoded` on the request's, everything else on the thread that runs the
-    model; one step at a time.
+    Work for a predictor between a gate and the last answer costs nothing: the main node would only wait. `on_answered`
+    is called on the thread that brings an answer, `on_decoded` on the request's, everything else on the thread that
+    runs the model; one step at a time.
     """
 
     def __init__(self, emulation: Emulation) -> None:
@@ -153,11 +153,11 @@ class MainPace:
         layer_s = self._emulation.profile.main_s(sum(one.tokens for one in times))
         self._together = max(one.ready for one in times) + layer_s
 
-    def paused(self, request: int, seconds: float) -> None:
+    def on_paused(self, request: int, seconds: float) -> None:
         """Between two passes the client took so long, or the shadow's start: that is no lateness of the machine."""
         self._of(request).paused_s += seconds
 
-    def decoded(self, request: int) -> None:
+    def on_decoded(self, request: int) -> None:
         """A token exists, and the next pass is about to be announced. It starts at the last answer, or now where the
         caller has let time pass in between."""
         times = self._of(request)
@@ -182,7 +182,7 @@ class MainPace:
         self._emulation.go_on(due)
         return result
 
-    def foreseen(self, request: int, tell: Callable[[], object], attended: bool) -> None:
+    def on_foreseen(self, request: int, tell: Callable[[], object], attended: bool) -> None:
         """The main model has computed scores for a predictor. `tell` announces them when they are due: with the gate;
         or, where they come from the next layer's attention (`attended`), a layer's time after the last answer so far.
         """
@@ -190,19 +190,19 @@ class MainPace:
         known = max(times.gate, times.ready) + times.layer_s if attended else times.gate
         self._emulation.agenda.at(known, tell)
 
-    def answered(self, request: int) -> None:
+    def on_answered(self, request: int) -> None:
         """A computation has been answered."""
         times = self._requests.get(request)
         if times is not None:
             times.ready = max(times.ready, self._emulation.go_on())
 
-    def resumed(self, request: int) -> None:
+    def on_resumed(self, request: int) -> None:
         """The layer has all its answers."""
         times = self._of(request)
         self._ended = max(self._ended, times.ready)
         self._emulation.adopt(times.ready)
 
-    def closed(self, request: int) -> None:
+    def on_closed(self, request: int) -> None:
         """Nothing more comes of the request."""
         self._requests.pop(request, None)
 

@@ -87,7 +87,7 @@ class Peers:
         peer = PeerHandler(
             f"worker {number}",
             lambda message: self._from_worker(number, peer, message),
-            lambda error: self._worker_lost(number, peer, error),
+            lambda error: self._on_worker_lost(number, peer, error),
             self._limits,
         )
         ready = peer.open(connect, self._hello, deadline_s)
@@ -111,8 +111,8 @@ class Peers:
             self._near.pop(number, None)
             if peer.traffic is None:
                 self._near[number] = torch.device(ready.device)
-            self.roster.joined("worker", number, ready, round_trip_s, peer.traffic)
-            self.suspects.joined(number, ready)
+            self.roster.on_joined("worker", number, ready, round_trip_s, peer.traffic)
+            self.suspects.on_joined(number, ready)
             self._silent_s.pop(number, None)
             self._listener.post(joined)
         return ready
@@ -122,7 +122,7 @@ class Peers:
         peer = PeerHandler(
             "shadow",
             lambda message: self._from_shadow(peer, message),
-            lambda error: self._shadow_lost(peer, error),
+            lambda error: self._on_shadow_lost(peer, error),
             self._limits,
         )
         ready = peer.open(connect, self._hello, deadline_s)
@@ -137,7 +137,7 @@ class Peers:
             self._check_in(peer)
             self.connects["shadow", 0] = connect
             self.shadow = peer
-            self.roster.joined("shadow", 0, ready, round_trip_s, peer.traffic)
+            self.roster.on_joined("shadow", 0, ready, round_trip_s, peer.traffic)
             self._listener.post(t.ShadowJoined())
         return ready
 
@@ -149,7 +149,7 @@ class Peers:
             raise LinkError(f"{peer.name} was ready, but {gone}")
         if peer.name in self.lost:
             self.rejoined.append(peer.name)
-            self.membership.returned(peer.name)
+            self.membership.on_returned(peer.name)
         self._changed.notify_all()
 
     # --- messages -----------------------------------------------------------------------------------------------
@@ -164,7 +164,7 @@ class Peers:
                     self._outgoing.setdefault(number, [])
                     self.flush()
         except ClusterError as error:
-            self._worker_lost(number, peer, error)
+            self._on_worker_lost(number, peer, error)
 
     def _from_shadow(self, peer: PeerHandler, message: w.Message) -> None:
         if isinstance(message, w.ShadowProgress):  # for emulated time only
@@ -172,7 +172,7 @@ class Peers:
         try:
             self._listener.from_shadow(message)
         except ClusterError as error:
-            self._shadow_lost(peer, error)
+            self._on_shadow_lost(peer, error)
 
     def ask(self, number: int, command: t.Load | t.Compute, message: w.Message) -> None:
         """Tell a worker what it must answer: load or call `number`. As `tell`."""
@@ -220,7 +220,7 @@ class Peers:
         try:
             self._send(peer, messages if peer.credit is None else peer.credit.admit(messages))
         except ClusterError as error:
-            self._worker_lost(number, peer, error)
+            self._on_worker_lost(number, peer, error)
 
     def _send(self, peer: PeerHandler, messages: list[w.Message]) -> None:
         """Raises LinkError, or ProtocolError for a message that cannot be sent and is not a computation."""
@@ -246,7 +246,7 @@ class Peers:
             for message in messages:
                 shadow.send(message)
         except ClusterError as error:
-            self._shadow_lost(shadow, error)
+            self._on_shadow_lost(shadow, error)
 
     # --- loss ---------------------------------------------------------------------------------------------------
 
@@ -258,7 +258,7 @@ class Peers:
         for number, peer in silent:
             self._silent_s[number] = answer_s
             error = DeadlineError(f"worker {number} has not answered for {answer_s:g} s")
-            self._worker_lost(number, peer, error)
+            self._on_worker_lost(number, peer, error)
         with self._changed:
             return max(0.01, self.owed.left_s)
 
@@ -270,7 +270,7 @@ class Peers:
             threading.Thread(target=peer.close, name=f"drop-worker-{number}", daemon=True).start()
             self.on_lost("worker", number)
 
-    def _worker_lost(self, number: int, peer: PeerHandler, error: ODMoEError | None) -> None:
+    def _on_worker_lost(self, number: int, peer: PeerHandler, error: ODMoEError | None) -> None:
         if self._drop_worker(number, peer, error):
             self.on_lost("worker", number)
 
@@ -290,17 +290,17 @@ class Peers:
             why = str(error or CLOSED)
             _log.warning("worker %d is lost: %s", number, why)
             self.lost.append(peer.name)
-            self.membership.lost(peer.name, why, len(self.workers))
-            self.roster.lost("worker", number)
+            self.membership.on_lost(peer.name, why, len(self.workers))
+            self.roster.on_lost("worker", number)
             self.owed.forgive(number)
             self._listener.post(t.WorkerLost(number, why))
         return True
 
     def lose_shadow(self, peer: PeerHandler, error: ODMoEError) -> None:
         """The shadow is of no use any more, unless another has taken its place."""
-        self._shadow_lost(peer, error)
+        self._on_shadow_lost(peer, error)
 
-    def _shadow_lost(self, peer: PeerHandler, error: ODMoEError | None) -> None:
+    def _on_shadow_lost(self, peer: PeerHandler, error: ODMoEError | None) -> None:
         if self._drop_shadow(peer, error):
             self.on_lost("shadow", 0)
 
@@ -310,9 +310,9 @@ class Peers:
                 return False
             self.shadow = None
             self.lost.append(peer.name)
-            self.roster.lost("shadow", 0)
+            self.roster.on_lost("shadow", 0)
             _log.warning("the shadow is lost, going on without predictions: %s", error or CLOSED)
-            self.membership.lost(peer.name, str(error or CLOSED), len(self.workers))
+            self.membership.on_lost(peer.name, str(error or CLOSED), len(self.workers))
             self._listener.post(t.ShadowLost())
         peer.close()
         return True

@@ -51,7 +51,7 @@ class Reconnector:
         self._threads: set[threading.Thread] = set()
         self._refused: set[tuple[Role, int]] = set()  # of which that was logged
 
-    def lost(self, kind: Role, number: int) -> None:
+    def on_lost(self, kind: Role, number: int) -> None:
         """A node is gone. Returns at once."""
         node = (kind, number)
         with self._lock:
@@ -140,5 +140,5 @@ def keep_connected(engine: Engine, deadline_s: float) -> Reconnector:
             peers.add_shadow(connect, deadline_s)
 
     made = Reconnector(join, hurried=engine.waiting, wasted_s=peers.wasted_s)
-    peers.on_lost = made.lost
+    peers.on_lost = made.on_lost
     return made

@@ -76,7 +76,7 @@ class Roster:
         self._lock = threading.Lock()
         self._entries: dict[tuple[Role, int], _Entry] = {}
 
-    def joined(
+    def on_joined(
         self,
         role: Role,
         number: int,
@@ -93,13 +93,13 @@ class Roster:
                 entry.before = before.carried()
             self._entries[role, number] = entry
 
-    def lost(self, role: Role, number: int) -> None:
+    def on_lost(self, role: Role, number: int) -> None:
         with self._lock:
             entry = self._entries[role, number]
             entry.lost = True
             entry.losses += 1
 
-    def loaded(self, number: int, nbytes: int, seconds: float) -> None:
+    def on_loaded(self, number: int, nbytes: int, seconds: float) -> None:
         """A worker's load has ended."""
         with self._lock:
             entry = self._entries.get(("worker", number))
@@ -163,7 +163,7 @@ class Membership:
         self._lines: deque[str] = deque(maxlen=LINES)
         self._count = 0
 
-    def lost(self, name: str, why: str, workers: int) -> None:
+    def on_lost(self, name: str, why: str, workers: int) -> None:
         """`name`: of the node, as `worker 1` or `shadow`. `workers`: those that are left."""
         if name == "shadow":
             self._add(f"the shadow is lost, tokens take longer without its predictions: {why}")
@@ -172,7 +172,7 @@ class Membership:
         else:
             self._add(f"{name} is lost, none left; answers wait for one (--worker-wait): {why}")
 
-    def returned(self, name: str) -> None:
+    def on_returned(self, name: str) -> None:
         self._add(f"{'the ' * (name == 'shadow')}{name} is back")
 
     def _add(self, line: str) -> None:

@@ -39,7 +39,7 @@ class MainSpans(NodeSpans):
             for one in passes:
                 self._passes[one.request] = _Pass(f"{one.request}.{one.position}", now, now)
 
-    def closed(self, request: int) -> None:
+    def on_closed(self, request: int) -> None:
         self._passes.pop(request, None)
 
     def gate(self, visit: t.Visit) -> None:
@@ -49,14 +49,14 @@ class MainSpans(NodeSpans):
             self._gate = one.gate = self.now()
             self.add("layer", str(visit.layer), one.since, one.gate)
 
-    def announced(self, visit: t.Visit) -> None:
+    def on_announced(self, visit: t.Visit) -> None:
         """The scheduler has decided, and its commands have been sent."""
         one = self._passes.get(visit.request)
         if one is not None:
             one.since = self.now()
             self.add("gate", str(visit.layer), one.gate, one.since)
 
-    def resumed(self, visit: t.Visit) -> None:
+    def on_resumed(self, visit: t.Visit) -> None:
         """Every expert of the layer has answered, and the main model goes on with this pass."""
         one = self._passes.get(visit.request)
         if one is not None:

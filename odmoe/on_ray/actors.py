@@ -139,7 +139,7 @@ class Main(NodeProcess):
             start.begin()
         if self._settings.uses_existing_ray:  # a missing node is no failure here: the reconnector keeps trying
             for kind, number in seats:
-                fleet.reconnector.lost(kind, number)
+                fleet.reconnector.on_lost(kind, number)
             fleet.watch()
         else:
             for number, pending in workers:

@@ -90,7 +90,7 @@ class Fleet:
         while not self.reconnector.closing.wait(LOOK_S):
             with contextlib.suppress(RayError):
                 for node in self.look():
-                    self.reconnector.lost(*node)
+                    self.reconnector.on_lost(*node)
 
     def actor(self, kind: Role, number: int) -> Any:
         """The process on a node's seat, created if there is none. A detached one is found by its name.
@@ -171,7 +171,7 @@ class Fleet:
 
     def _lost(self, kind: Role, number: int) -> None:
         self._lost_at[self._seats[kind][number]] = time.monotonic()
-        self.reconnector.lost(kind, number)
+        self.reconnector.on_lost(kind, number)
 
     # --- how they come ------------------------------------------------------------------------------------------
 

@@ -164,8 +164,8 @@ def test_bytes_of_its_earlier_streams_count() -> None:
 
     for count, stream in enumerate(streams):
         if count:
-            roster.lost("worker", 0)
-        roster.joined("worker", 0, worker_ready(1), None, stream)
+            roster.on_lost("worker", 0)
+        roster.on_joined("worker", 0, worker_ready(1), None, stream)
         assert carried() == ({"to_workers": 100 * count, "from_workers": 30 * count}, 107 * count, 30 * count)
         stream.sent.add(w.Compute, 100)
         stream.sent.add(w.Load, 7)

@@ -74,7 +74,7 @@ class Bench:
 
     def open(self, *requests: int) -> None:
         for request in requests:
-            self.steps.opened(request)
+            self.steps.on_opened(request)
 
     def sizes(self) -> list[list[tuple[int, int]]]:
         """The steps so far: (request, tokens) of each pass."""
@@ -123,7 +123,7 @@ def test_requests_go_on_in_lock_step(patient: None, held: Any) -> None:
     def run(request: int) -> None:
         for _ in range(rounds):
             bench.steps.run(bench.job(request, lambda: threads.add(threading.current_thread().name)))
-        bench.steps.closed(request)
+        bench.steps.on_closed(request)
 
     def run_third() -> None:
         bench.steps.run(bench.job(3, held))
@@ -215,12 +215,12 @@ def test_a_request_that_is_closed_waits_no_longer(held: Any) -> None:
     assert held.begun.wait(WAIT_S)
     second = bench.later(2)
     bench.ready(1)
-    bench.steps.closed(2)
+    bench.steps.on_closed(2)
     with pytest.raises(RequestFailedError, match="request 2 was closed"):
         second.result()
     held.set()
     first.result()
-    bench.steps.closed(1)
+    bench.steps.on_closed(1)
     assert bench.sizes() == [[(1, 1)]]
 
 

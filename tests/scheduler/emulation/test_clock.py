@@ -264,8 +264,8 @@ def test_a_main_layer_lasts_from_the_last_answer_to_the_gate(layers: list[tuple[
         world.time = max(world.time, due)
         for at in (due - experts / 2, due, due - experts / 3):  # answers: the last is not the latest
             world.emulation.adopt(at)
-            pace.answered(1)
-        pace.resumed(1)
+            pace.on_answered(1)
+        pace.on_resumed(1)
         assert world.emulation.now() == pytest.approx(due)
     world.emulation.close()
 
@@ -283,9 +283,9 @@ def test_what_is_foreseen_is_known_with_the_gate_or_a_layer_after_the_answers(
     assert world.emulation.now() == pytest.approx(gate), "what is said now is stamped with that"
     for at in (gate + 0.003, gate + 0.001):
         world.emulation.adopt(at)
-        pace.answered(1)
+        pace.on_answered(1)
     told: list[float] = []
-    pace.foreseen(1, lambda: told.append(world.emulation.now()), attended)
+    pace.on_foreseen(1, lambda: told.append(world.emulation.now()), attended)
     world.until(gate + known - 1e-6)
     assert told == [] or not attended
     world.until(gate + known + 1e-6)
@@ -299,9 +299,9 @@ def test_what_is_foreseen_is_told_before_the_next_gate(world: World) -> None:
     world.time = 101.0
     pace.gate(1, lambda: told.append("gate"))
     world.emulation.adopt(101.0)
-    pace.answered(1)
-    pace.foreseen(1, lambda: told.append("foreseen"), attended=True)
-    pace.resumed(1)
+    pace.on_answered(1)
+    pace.on_foreseen(1, lambda: told.append("foreseen"), attended=True)
+    pace.on_resumed(1)
     world.time = 102.0
     pace.gate(1, lambda: told.append("gate"))
     assert told == ["gate", "foreseen", "gate"]
@@ -340,9 +340,9 @@ def test_a_pass_after_a_pause_starts_when_it_starts(world: World) -> None:
     world.work(layer_s)
     pace.gate(1, lambda: None)
     world.emulation.adopt(100 + layer_s)
-    pace.answered(1)
+    pace.on_answered(1)
     world.work(5.0)
-    pace.decoded(1)
+    pace.on_decoded(1)
     assert world.emulation.now() == pytest.approx(105 + layer_s)
     world.work(0.3)  # telling the shadow is the machine's affair: the pass begins when its token was there
     begin(pace, 1)
@@ -357,10 +357,10 @@ def test_the_clients_time_between_passes_is_not_the_machines(world: World, pause
     pace = MainPace(world.emulation)
     begin(pace, 1)
     world.work(5.0)
-    pace.paused(1, paused_s)
-    pace.decoded(1)
+    pace.on_paused(1, paused_s)
+    pace.on_decoded(1)
     assert pace.lost_s == pytest.approx(lost_s)
-    pace.decoded(1)
+    pace.on_decoded(1)
     assert pace.lost_s == pytest.approx(lost_s), "the next pass begins in time"
 
 
@@ -372,7 +372,7 @@ def test_a_gate_and_an_answer_that_are_late_count_as_lost(world: World) -> None:
     assert pace.lost_s == pytest.approx(1.0)
     world.emulation.adopt(world.time)
     world.work(CREDIT_S + 2.0)
-    pace.answered(1)
+    pace.on_answered(1)
     assert pace.lost_s == pytest.approx(3.0)
 
 
@@ -380,9 +380,9 @@ def test_a_pass_right_after_another_goes_on_from_its_last_answer(world: World) -
     pace = MainPace(world.emulation)
     begin(pace, 1)
     world.emulation.adopt(100.02)
-    pace.answered(1)
+    pace.on_answered(1)
     world.time = 100.05  # sampling, and a machine that is late
-    pace.decoded(1)
+    pace.on_decoded(1)
     begin(pace, 1)
     assert world.emulation.now() == pytest.approx(100.02)
     begin(pace, 1, request=2)

@@ -40,7 +40,7 @@ class GrpcCluster:
         self.reconnector = Reconnector(self._join, hurried=engine.waiting, wasted_s=engine.peers.wasted_s)
         try:
             self.main = make_main(settings, store, engine, None)
-            engine.peers.on_lost = self.reconnector.lost
+            engine.peers.on_lost = self.reconnector.on_lost
             for number in range(len(workers)):
                 self._join_first("worker", number)
             if shadow:

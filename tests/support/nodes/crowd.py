@@ -113,10 +113,10 @@ class Crowd:
 
     def run(self) -> None:
         engine, experts = self._main.engine, self._main.experts
-        fired, compute, job = engine.gate_fired, experts.compute, self._main._job
+        fired, compute, job = engine.on_gate_fired, experts.compute, self._main._job
         self._main.on_logits = lambda number, row: self._logits[number].append(row)
         try:
-            engine.gate_fired = lambda visit, layer: self._fired(fired, visit, layer)  # type: ignore[method-assign]
+            engine.on_gate_fired = lambda visit, layer: self._fired(fired, visit, layer)  # type: ignore[method-assign]
             experts.compute = lambda visit, *rest: self._compute(compute, visit, *rest)  # type: ignore[method-assign]
             self._main._job = lambda request, *rest, **named: self._job(job(request, *rest, **named))  # type: ignore[method-assign]
             threads = [threading.Thread(target=self._visit, args=(one,), daemon=True) for one in self._visitors]
@@ -126,7 +126,7 @@ class Crowd:
                 thread.join(WAIT_S)
                 assert not thread.is_alive(), "a request does not end"
         finally:
-            engine.gate_fired, experts.compute, self._main._job = fired, compute, job  # type: ignore[method-assign]
+            engine.on_gate_fired, experts.compute, self._main._job = fired, compute, job  # type: ignore[method-assign]
         if self._errors:
             raise self._errors[0]
         self._check_nothing_left()
