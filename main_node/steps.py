@@ -95,8 +95,8 @@ class PassJob:
 class Steps:
     """Thread-safe. `deadline_s`: longest wait for a step. `chunk`: most tokens of prompts in a step in which others are
     answered; 0: no bound. `batched`: see `LockStep`. `leave`: called with no request's pass under way any more.
-    `on_step_ended`: told of each step its requests and rows, how long it took, and whether it read no prompt; not of one in
-    which requests waited for missing workers.
+    `on_step_ended`: told of each step its requests and rows, how long it took, and whether it read no prompt; not of
+    one in which requests waited for missing workers.
     """
 
     def __init__(

@@ -66,7 +66,8 @@ def missing_names(text: str) -> tuple[int, list[str]]:
         missing += [
             f"{names[0]} {name}"
             for name in names
-            if not name.endswith(".py") and not re.search(rf"^ *(?:def|class) {re.escape(name)}\b", source, re.M)
+            if not name.endswith(".py")
+            and not re.search(rf"^ *(?:async )?(?:def|class) {re.escape(name)}\b", source, re.M)
         ]
     return len(steps), missing
 

@@ -184,22 +184,36 @@ def test_with_retry_a_client_of_the_service_sees_nothing(serve: Any, environment
         service.wait_to_say(r"^(\S+Z )?main node lost after \d+ tokens; retry 1 of 3$")
 
 
-def test_a_drawn_answer_of_the_command_line_goes_on_twice(head: str, environment: dict[str, str]) -> None:
-    """Nothing of it is known beforehand: were the tokens others, the command would end with AnswerChangedError."""
-    how = ["--cluster", head, "--retry", "3", "-n", str(LONG), "--ignore-eos", "--temperature", "0.9"]
-    command = [sys.executable, "-m", "odmoe", "generate", *how, "Question: How many apples does Tom have?"]
+def generate(head: str, environment: dict[str, str], kills: tuple[int, ...], *flags: str) -> tuple[int, str, list[str]]:
+    """The exit code of `odmoe generate`, its answer, and its lines on standard error. `kills`: after how many bytes of
+    the answer the main node is killed."""
+    command = [sys.executable, "-m", "odmoe", "generate", "--cluster", head, "--ignore-eos", *flags]
+    command.append("Question: How many apples does Tom have?")
     process = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     assert process.stdout is not None
     out = b""
     try:
-        for at in (5, 60):
+        for at in kills:
             while len(out) < at:
                 out += os.read(process.stdout.fileno(), 1) or pytest.fail(f"it ended after {out!r}")
             kill(environment[MARK], "Main")()
         rest, err = process.communicate(timeout=RESTART_S)
     finally:
         process.kill()
-    assert process.returncode == 0, err
-    assert len(out + rest) > 60
-    lines = [line for line in err.decode().splitlines() if line.startswith("main node lost after ")]
+    return process.returncode, (out + rest).decode(), err.decode().splitlines()
+
+
+def test_a_drawn_answer_of_the_command_line_goes_on_twice(head: str, environment: dict[str, str]) -> None:
+    """Nothing of it is known beforehand: were the tokens others, the command would end with AnswerChangedError."""
+    how = ["--retry", "3", "-n", str(LONG), "--temperature", "0.9"]
+    code, out, lines = generate(head, environment, (5, 60), *how)
+    assert code == 0, lines
+    assert len(out) > 60
+    lines = [line for line in lines if line.startswith("main node lost after ")]
     assert [line.partition("; ")[2] for line in lines] == ["retry 1 of 3", "retry 2 of 3"]
+
+
+def test_without_retry_the_command_line_names_the_cause(head: str, environment: dict[str, str]) -> None:
+    code, out, lines = generate(head, environment, (5,), "-n", "800")
+    assert (code, bool(out)) == (1, True)
+    assert lines[-1].startswith("odmoe: MainNodeLostError: the main node "), lines
