@@ -437,7 +437,7 @@ class SlotTable:
         request, number, expert = demand.visit.request, worker.number, demand.expert
         keeps = self._residency.keeps(number, expert, not demand.confirmed)
         if demand.origin == "warm-up" and not keeps:  # it would be evicted as soon as it is loaded
-            self._end_warm_up(demand)
+            demand.end_warm_up()
             return
         slot, load_id = heappop(worker.free), self._commands.next_id()
         form = FULL
@@ -466,12 +466,7 @@ class SlotTable:
         """It is on its way to a slot where it may stay: no other request's warm-up needs to bring it."""
         for one in [one for one in self._state.queued.get(expert, ()) if one.origin == "warm-up"]:
             self._dequeue(self._state.workers[one.worker], one)
-            self._end_warm_up(one)
-
-    def _end_warm_up(self, demand: Demand) -> None:
-        """Its expert is there, or on its way, or may not stay."""
-        del demand.visit.demands[demand.seq]
-        demand.end()
+            one.end_warm_up()
 
     def _dequeue_twins(self, demand: Demand) -> list[Demand]:
         """Those that share its load from the beginning."""
@@ -486,7 +481,7 @@ class SlotTable:
     def _share(self, demand: Demand, entry: SlotEntry) -> None:
         """A hit: no load is begun for it. A warm-up is over with that."""
         if demand.origin == "warm-up":
-            self._end_warm_up(demand)
+            demand.end_warm_up()
             return
         worker = self._state.workers[entry.worker]
         worker.idle.pop(entry.expert, None)

@@ -260,6 +260,11 @@ class Demand:
         self._move("over")
         self.entry = None
 
+    def end_warm_up(self) -> None:
+        """Its expert is there, or on its way, or may not stay."""
+        del self.visit.demands[self.seq]
+        self.end()
+
     def _move(self, to: DemandState) -> None:
         if (self.state, to) not in TRANSITIONS:
             expert = f"the demand for expert {self.expert.expert} of layer {self.expert.layer}"

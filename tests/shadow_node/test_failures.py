@@ -31,7 +31,7 @@ RAISED: dict[str, Callable[[], BaseException]] = {
 ONE: dict[str, Callable[[Any], tuple[Any, str]]] = {
     "the pass": lambda session: (session._shadow.model, "forward"),
     "its begin": lambda session: (Followed, "start"),
-    "its end": lambda session: (Followed, "ended"),
+    "its end": lambda session: (Followed, "on_pass_ended"),
     "the pace": lambda session: (session._shadow.pace, "layer"),
     "the prediction": lambda session: (session, "send"),
     "the memory figure": lambda session: (session, "on_pass_ended"),
