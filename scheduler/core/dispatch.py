@@ -69,7 +69,7 @@ class RowDispatcher:
             if frees:
                 entry.leaving, entry.last = True, demand
             form = self._precision.form(demand.importance)
-            self._residency.used(entry.worker, demand.expert, demand.hit, form)
+            self._residency.on_used(entry.worker, demand.expert, demand.hit, form)
         own = rows if entry is None else max(LEAST_ROWS, -(-rows // MOST_PARTS))
         size = self._mini_batch or own
         for start in range(0, rows, size):

@@ -87,8 +87,8 @@ class GateTable:
     def _pass_to_policies(self, event: t.GateFired) -> Iterable[Forecast]:
         visit, strategy, chosen = event.visit, self._strategy, dict(event.rows)
         prefilling = self._state.requests[visit.request].prefilling
-        strategy.residency.observed(visit, chosen, event.scores, prefilling)
-        return strategy.predictor.fired(visit, chosen, event.scores, prefilling)
+        strategy.residency.on_gate_fired(visit, chosen, event.scores, prefilling)
+        return strategy.predictor.on_gate_fired(visit, chosen, event.scores, prefilling)
 
     # --- routing ------------------------------------------------------------------------------------------------
 

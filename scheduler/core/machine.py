@@ -209,7 +209,8 @@ class Core:
             self._passes.on_workers_back()
 
     def _on_worker_lost(self, event: t.WorkerLost) -> None:
-        """What it was to load or compute goes to other workers; where they cannot hold it, it waits for one to join."""
+        """What it was to load or compute goes to other workers. If none is left, or they cannot hold it, it waits; a
+        suspect also while another is tried."""
         lost = self._workers.on_lost(event)
         if lost is None:
             return
@@ -269,7 +270,7 @@ class Core:
     def _close(self, request: int) -> None:
         del self._state.requests[request]
         self._passes.close(request)
-        self.strategy.predictor.closed(request)
+        self.strategy.predictor.on_request_closed(request)
         self._shadow.on_request_closed(request)
 
     def _fail(self, request: int, reason: str) -> None:
@@ -307,7 +308,7 @@ class Core:
     def _on_step_started(self, event: t.StepStarted) -> None:
         load_s, layer_s = self._workers.costs.load_s, self._tempo.layer_s
         if load_s and layer_s:
-            self.strategy.predictor.paced(load_s, layer_s)
+            self.strategy.predictor.on_paced(load_s, layer_s)
         self._tempo.begin()
         self._passes.begin(event.passes)
 
@@ -357,7 +358,7 @@ class Core:
         if entry is None:
             self._audits.on_load_failed(event.load_id)
             return
-        self._retry(entry, list(entry.users), event.reason)
+        self._retry_failed(entry, list(entry.users), event.reason)
 
     def _on_compute_failed(self, event: t.ComputeFailed) -> None:
         demand = self._state.calls.get(event.call_id)
@@ -365,13 +366,13 @@ class Core:
             self._audits.on_compute_failed(event.call_id)
             return
         if demand.entry is not None:
-            self._retry(demand.entry, [demand], event.reason)
+            self._retry_failed(demand.entry, [demand], event.reason)
         elif not self._count_failure(demand, event.reason):
             host = demand.worker
             self._slots.set_back(demand)
             self._slots.place(demand, avoid=host)
 
-    def _retry(self, entry: SlotEntry, failed: list[Demand], reason: str) -> None:
+    def _retry_failed(self, entry: SlotEntry, failed: list[Demand], reason: str) -> None:
         """Elsewhere, and not for ever. All that shared the slot begin again."""
         self._slots.invalidate(entry)
         for demand in failed:

@@ -169,7 +169,7 @@ class PassTracker:
 
     def _begin_pass(self, request: Request, one: t.Pass) -> None:
         visit = t.Visit(one.request, one.position, self._state.shape.layers[0])
-        self._prefetch_forecasts(request, self._strategy.predictor.begun(visit, one.tokens, one.prefill))
+        self._prefetch_forecasts(request, self._strategy.predictor.on_pass_begun(visit, one.tokens, one.prefill))
         if one.prefill and self._plans:
             self._plan(request, one.request, one.position, 0)
 
@@ -237,7 +237,7 @@ class PassTracker:
         resident = self._slots.resident(event.layer).keys()
         top_k = self._state.shape.top_k
         importance = importance_of(event.scores, top_k, prefill) if self._weighs_forms else None
-        for forecast in self._strategy.predictor.foreseen(visit, event.scores, resident, prefill):
+        for forecast in self._strategy.predictor.on_foreseen(visit, event.scores, resident, prefill):
             self.prefetch(request, *forecast, importance if forecast.visit == visit else None)
 
     # --- workers that were missing ------------------------------------------------------------------------------

@@ -310,7 +310,7 @@ class SlotTable:
         if entry.keeps:
             if self._state.kept[layer].get(expert) is entry:
                 del self._state.kept[layer][expert]
-                self._residency.left(entry.worker, entry.expert)
+                self._residency.on_left(entry.worker, entry.expert)
             return
         passing = self._state.passing.get(entry.expert)
         if passing is not None and entry in passing:

@@ -48,7 +48,7 @@ class CoreSnapshot:
     shortfall: str | None = None
     """What is missing, while open requests wait for workers."""
     waiting: tuple[ExpertId, ...] = ()
-    """Needed by visits, and without a worker until the shortfall is over."""
+    """Needed by visits, and without a worker until the shortfall is over, or until another suspect's trial is."""
     workers: dict[int, WorkerSnapshot] = field(default_factory=dict)
 
     @property

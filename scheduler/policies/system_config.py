@@ -32,7 +32,7 @@ class SystemConfig:
     """
 
     predictor: str = _choice("sep", "Prediction", "Predictor of the next layers' experts")
-    residency: str = _choice("none", "Memory", "Cache policy of the workers")
+    residency: str = _choice("none", "Memory", "Eviction policy of the workers' caches")
     router: str = _choice("top-k", "Experiments", "Choice of a token's experts; only top-k is exact")
     placement: str = _choice("device", "Experiments", "Where experts are computed, if the host can compute too")
     precision: str = _choice("full", "Memory", "Precision of loaded experts; only full is exact")

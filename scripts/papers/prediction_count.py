@@ -85,7 +85,7 @@ def _replay(name: str, predictor: Predictor, shape: ModelShape, answers: list[li
         for one in answer:
             prefill = one["position"] == 0
             visit = Visit(request, one["position"], shape.layers[0])
-            said = {f.visit: f.experts for f in predictor.begun(visit, one["tokens"], prefill)}
+            said = {f.visit: f.experts for f in predictor.on_pass_begun(visit, one["tokens"], prefill)}
             for layer, rows in zip(shape.layers, one["experts"], strict=True):
                 of = visit._replace(layer=layer)
                 named: dict[int, int] = {}
@@ -94,6 +94,8 @@ def _replay(name: str, predictor: Predictor, shape: ModelShape, answers: list[li
                 if not prefill and of in said:
                     expected = set(said[of])
                     counts.add(name, layer, len(expected & named.keys()), len(named), len(expected))
-                said |= {f.visit: f.experts for f in predictor.fired(of, dict(sorted(named.items())), (), prefill)}
+                said |= {
+                    f.visit: f.experts for f in predictor.on_gate_fired(of, dict(sorted(named.items())), (), prefill)
+                }
         predictor.closed(request)
     return counts

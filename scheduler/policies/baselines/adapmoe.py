@@ -86,7 +86,7 @@ class LayerShares(Shares):
         distances = self._distances[layer]
         return [float(weight * distances[size + 1 :].sum()) for size in range(len(distances))]
 
-    def observed(self, visit: Visit, rows: Mapping[int, int], scores: Scores, prefill: bool) -> None:
+    def on_gate_fired(self, visit: Visit, rows: Mapping[int, int], scores: Scores, prefill: bool) -> None:
         if prefill:
             return
         if visit.layer == self.shape.layers[0]:
@@ -112,8 +112,8 @@ class LayerShares(Shares):
             self._prefetched.discard(expert)
         return super().keeps(worker, expert, predicted)
 
-    def used(self, worker: int, expert: ExpertId, hit: bool, form: str) -> None:
-        super().used(worker, expert, hit, form)
+    def on_used(self, worker: int, expert: ExpertId, hit: bool, form: str) -> None:
+        super().on_used(worker, expert, hit, form)
         if not hit:
             self._loads[expert.layer][expert in self._prefetched] += 1
             self._prefetched.discard(expert)

@@ -30,11 +30,11 @@ class ActivationPath(Silent):
         self._totals = np.zeros((len(shape.layers), size), dtype=np.float32)
         self._last: dict[int, tuple[Visit, Counts]] = {}  # request -> its last gate's choice
 
-    def begun(self, visit: Visit, tokens: int, prefill: bool) -> Iterable[Forecast]:
+    def on_pass_begun(self, visit: Visit, tokens: int, prefill: bool) -> Iterable[Forecast]:
         expected = heaviest(self._totals[self._ordinal[visit.layer]], self.shape.top_k * tokens)
         return () if prefill or not expected else [Forecast(visit, expected)]
 
-    def fired(self, visit: Visit, rows: Mapping[int, int], scores: Scores, prefill: bool) -> Iterable[Forecast]:
+    def on_gate_fired(self, visit: Visit, rows: Mapping[int, int], scores: Scores, prefill: bool) -> Iterable[Forecast]:
         at = self._ordinal[visit.layer]
         counts = row_counts(rows, self.shape.experts)
         last = self._last.get(visit.request)
@@ -56,5 +56,5 @@ class ActivationPath(Silent):
         expected: Counts = weights @ follows
         return expected
 
-    def closed(self, request: int) -> None:
+    def on_request_closed(self, request: int) -> None:
         self._last.pop(request, None)

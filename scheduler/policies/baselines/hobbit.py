@@ -45,11 +45,11 @@ class Stacked(NextGate):
         self._loading: set[int] = set()
         """Requests for which a nearer layer has lacked an expert since their last gate."""
 
-    def fired(self, visit: Visit, rows: Mapping[int, int], scores: Scores, prefill: bool) -> Iterable[Forecast]:
+    def on_gate_fired(self, visit: Visit, rows: Mapping[int, int], scores: Scores, prefill: bool) -> Iterable[Forecast]:
         self._loading.discard(visit.request)
         return ()
 
-    def foreseen(self, visit: Visit, scores: Scores, resident: Collection[int], prefill: bool) -> Iterable[Forecast]:
+    def on_foreseen(self, visit: Visit, scores: Scores, resident: Collection[int], prefill: bool) -> Iterable[Forecast]:
         if prefill or not scores:
             return ()
         forecast = self._forecast(visit, scores)
@@ -61,7 +61,7 @@ class Stacked(NextGate):
             self._loading.add(visit.request)
         return [forecast]
 
-    def closed(self, request: int) -> None:
+    def on_request_closed(self, request: int) -> None:
         self._loading.discard(request)
 
 
@@ -119,7 +119,7 @@ class Multidimensional(Cacheless):
         self._uses: Counter[ExpertId] = Counter()
         self._full_uses: Counter[ExpertId] = Counter()
 
-    def observed(self, visit: Visit, rows: Mapping[int, int], scores: Scores, prefill: bool) -> None:
+    def on_gate_fired(self, visit: Visit, rows: Mapping[int, int], scores: Scores, prefill: bool) -> None:
         if visit.layer == self._first:
             if prefill and visit.position == 0:
                 self._begin()
@@ -128,7 +128,7 @@ class Multidimensional(Cacheless):
     def keeps(self, worker: int, expert: ExpertId, predicted: bool) -> bool:
         return True
 
-    def used(self, worker: int, expert: ExpertId, hit: bool, form: str) -> None:
+    def on_used(self, worker: int, expert: ExpertId, hit: bool, form: str) -> None:
         self._last[expert] = self._tokens
         self._uses[expert] += 1
         self._full_uses[expert] += form == FULL

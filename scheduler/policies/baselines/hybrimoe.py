@@ -97,7 +97,7 @@ class Impact(Silent):
         self._compared: dict[tuple[int, int], tuple[int, int]] = {}
         """(Layers ahead, rank) -> (predictions that came true, predictions)."""
 
-    def paced(self, load_s: float, layer_s: float) -> None:
+    def on_paced(self, load_s: float, layer_s: float) -> None:
         if load_s > 0 and layer_s > 0:
             self._pace = (load_s, layer_s)
 
@@ -106,7 +106,7 @@ class Impact(Silent):
         right, total = self._compared.get((ahead, rank), (0, 0))
         return (right + 1) / (total + 1)
 
-    def fired(self, visit: Visit, rows: Mapping[int, int], scores: Scores, prefill: bool) -> Iterable[Forecast]:
+    def on_gate_fired(self, visit: Visit, rows: Mapping[int, int], scores: Scores, prefill: bool) -> Iterable[Forecast]:
         self._at[visit.request] = (self._ordinal[visit.layer], 0)
         for ahead, experts in self._forecasts.get(visit.request, {}).pop(visit, ()):
             for rank, expert in enumerate(experts):
@@ -114,7 +114,7 @@ class Impact(Silent):
                 self._compared[ahead, rank] = (right + (expert in rows), total + 1)
         return ()
 
-    def foreseen(self, visit: Visit, scores: Scores, resident: Collection[int], prefill: bool) -> Iterable[Forecast]:
+    def on_foreseen(self, visit: Visit, scores: Scores, resident: Collection[int], prefill: bool) -> Iterable[Forecast]:
         if not scores or visit.request not in self._at:
             return ()
         at, queued = self._at[visit.request]
@@ -141,7 +141,7 @@ class Impact(Silent):
         load_s, layer_s = self._pace
         return min(load_s, max(0.0, ahead * layer_s - queued * load_s))
 
-    def closed(self, request: int) -> None:
+    def on_request_closed(self, request: int) -> None:
         self._at.pop(request, None)
         self._forecasts.pop(request, None)
 

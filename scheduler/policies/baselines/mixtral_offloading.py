@@ -26,7 +26,7 @@ class NextGate(Silent):
         super().__init__(shape)
         self.prefetch = prefetch
 
-    def foreseen(self, visit: Visit, scores: Scores, resident: Collection[int], prefill: bool) -> Iterable[Forecast]:
+    def on_foreseen(self, visit: Visit, scores: Scores, resident: Collection[int], prefill: bool) -> Iterable[Forecast]:
         return [self._forecast(visit, scores)] if scores and not prefill else ()
 
     def _forecast(self, visit: Visit, scores: Scores) -> Forecast:

@@ -54,13 +54,13 @@ class RequestTraces(Silent):
         """Each layer's counts as a unit vector, or zeros where the layer was never reached."""
         self._open: dict[int, _OpenRequest] = {}
 
-    def begun(self, visit: Visit, tokens: int, prefill: bool) -> Iterable[Forecast]:
+    def on_pass_begun(self, visit: Visit, tokens: int, prefill: bool) -> Iterable[Forecast]:
         request = self._open.get(visit.request)
         if prefill or request is None:
             return ()
         return self._ahead(visit, request, -1, self.shape.top_k * tokens)
 
-    def fired(self, visit: Visit, rows: Mapping[int, int], scores: Scores, prefill: bool) -> Iterable[Forecast]:
+    def on_gate_fired(self, visit: Visit, rows: Mapping[int, int], scores: Scores, prefill: bool) -> Iterable[Forecast]:
         at = self._ordinal[visit.layer]
         request = self._open.get(visit.request)
         if request is None:
@@ -83,7 +83,7 @@ class RequestTraces(Silent):
     def _nearest(self, request: _OpenRequest) -> int:
         return int(np.argmax(request.likeness[:, request.seen].sum(axis=1)))
 
-    def closed(self, request: int) -> None:
+    def on_request_closed(self, request: int) -> None:
         finished = self._open.pop(request, None)
         if finished is None:
             return
@@ -121,7 +121,7 @@ class ActivationAware(Cacheless):
         self._rows: dict[ExpertId, int] = {}
         self._totals = dict.fromkeys(shape.layers, 0)
 
-    def observed(self, visit: Visit, rows: Mapping[int, int], scores: Scores, prefill: bool) -> None:
+    def on_gate_fired(self, visit: Visit, rows: Mapping[int, int], scores: Scores, prefill: bool) -> None:
         self._gates += 1
         self._last[visit.request] = self._gates
         matrix = self._matrices.setdefault(visit.request, {})

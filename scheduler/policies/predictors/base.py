@@ -42,19 +42,19 @@ class Predictor(Protocol):
     def foresight(self) -> Foresight | None:
         """What the main model must compute for this predictor."""
 
-    def begun(self, visit: Visit, tokens: int, prefill: bool) -> Iterable[Forecast]:
+    def on_pass_begun(self, visit: Visit, tokens: int, prefill: bool) -> Iterable[Forecast]:
         """A pass of `tokens` tokens begins. `visit`: its first MoE layer."""
 
-    def fired(self, visit: Visit, rows: Mapping[int, int], scores: Scores, prefill: bool) -> Iterable[Forecast]:
+    def on_gate_fired(self, visit: Visit, rows: Mapping[int, int], scores: Scores, prefill: bool) -> Iterable[Forecast]:
         """A gate has fired. `rows`: chosen expert -> its rows. `scores`: empty where the core does not get them."""
 
-    def foreseen(self, visit: Visit, scores: Scores, resident: Collection[int], prefill: bool) -> Iterable[Forecast]:
+    def on_foreseen(self, visit: Visit, scores: Scores, resident: Collection[int], prefill: bool) -> Iterable[Forecast]:
         """The main model's foresight for `visit`. `resident`: experts of that layer in a slot or in flight."""
 
-    def paced(self, load_s: float, layer_s: float) -> None:
+    def on_paced(self, load_s: float, layer_s: float) -> None:
         """Measured so far, in seconds: the load of one expert, and a layer of a decode pass without its stalls."""
 
-    def closed(self, request: int) -> None:
+    def on_request_closed(self, request: int) -> None:
         """The request is over; drop its data."""
 
 
@@ -66,19 +66,19 @@ class Silent:
     def __init__(self, shape: ModelShape) -> None:
         self.shape = shape
 
-    def begun(self, visit: Visit, tokens: int, prefill: bool) -> Iterable[Forecast]:
+    def on_pass_begun(self, visit: Visit, tokens: int, prefill: bool) -> Iterable[Forecast]:
         return ()
 
-    def fired(self, visit: Visit, rows: Mapping[int, int], scores: Scores, prefill: bool) -> Iterable[Forecast]:
+    def on_gate_fired(self, visit: Visit, rows: Mapping[int, int], scores: Scores, prefill: bool) -> Iterable[Forecast]:
         return ()
 
-    def foreseen(self, visit: Visit, scores: Scores, resident: Collection[int], prefill: bool) -> Iterable[Forecast]:
+    def on_foreseen(self, visit: Visit, scores: Scores, resident: Collection[int], prefill: bool) -> Iterable[Forecast]:
         return ()
 
-    def paced(self, load_s: float, layer_s: float) -> None:
+    def on_paced(self, load_s: float, layer_s: float) -> None:
         pass
 
-    def closed(self, request: int) -> None:
+    def on_request_closed(self, request: int) -> None:
         pass
 
 
@@ -89,7 +89,7 @@ class RandomPredictor(Silent):
         super().__init__(shape)
         self.seed = seed
 
-    def begun(self, visit: Visit, tokens: int, prefill: bool) -> Iterable[Forecast]:
+    def on_pass_begun(self, visit: Visit, tokens: int, prefill: bool) -> Iterable[Forecast]:
         if prefill:
             return ()
         shape = self.shape

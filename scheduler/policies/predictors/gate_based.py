@@ -31,11 +31,11 @@ class CrossLayer(Silent):
         self.budget: int | None = None
         """Loads that a layer's time hides; None before anything was measured."""
 
-    def paced(self, load_s: float, layer_s: float) -> None:
+    def on_paced(self, load_s: float, layer_s: float) -> None:
         if load_s > 0 and layer_s > 0:
             self.budget = int(layer_s / load_s + 1e-9)  # 0.3 / 0.1 is 2.9999999999999996
 
-    def foreseen(self, visit: Visit, scores: Scores, resident: Collection[int], prefill: bool) -> Iterable[Forecast]:
+    def on_foreseen(self, visit: Visit, scores: Scores, resident: Collection[int], prefill: bool) -> Iterable[Forecast]:
         if not scores:
             return ()
         order, rows = popularity(scores, self.shape.top_k)
@@ -75,7 +75,7 @@ class NextLayer(Silent):
         super().__init__(shape)
         self.alpha = alpha
 
-    def foreseen(self, visit: Visit, scores: Scores, resident: Collection[int], prefill: bool) -> Iterable[Forecast]:
+    def on_foreseen(self, visit: Visit, scores: Scores, resident: Collection[int], prefill: bool) -> Iterable[Forecast]:
         if prefill or not scores:
             return ()
         highest: dict[int, float] = {}

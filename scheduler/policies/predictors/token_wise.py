@@ -44,7 +44,7 @@ class TokenWise(Silent):
         right, activated, _ = self._compared[layer]
         return right / activated if activated else None
 
-    def fired(self, visit: Visit, rows: Mapping[int, int], scores: Scores, prefill: bool) -> Iterable[Forecast]:
+    def on_gate_fired(self, visit: Visit, rows: Mapping[int, int], scores: Scores, prefill: bool) -> Iterable[Forecast]:
         forecast = self._forecasts.get(visit.request, {}).pop(visit.layer, None)
         if forecast is not None and forecast.visit == visit and not prefill:
             right, activated, predictions = self._compared[visit.layer]
@@ -60,7 +60,7 @@ class TokenWise(Silent):
         worst = sorted(self.shape.layers, key=lambda layer: (self.accuracy(layer) or 0.0, layer))
         self.silent = frozenset(worst[: len(worst) // 2])
 
-    def foreseen(self, visit: Visit, scores: Scores, resident: Collection[int], prefill: bool) -> Iterable[Forecast]:
+    def on_foreseen(self, visit: Visit, scores: Scores, resident: Collection[int], prefill: bool) -> Iterable[Forecast]:
         if prefill or not scores:
             return ()
         order, rows = popularity(scores, self.shape.top_k)
@@ -76,5 +76,5 @@ class TokenWise(Silent):
             return tuple(e for e in order[: self.prefetch] if e not in resident)
         return tuple([e for e in order if e not in resident][: self.prefetch])
 
-    def closed(self, request: int) -> None:
+    def on_request_closed(self, request: int) -> None:
         self._forecasts.pop(request, None)

@@ -146,11 +146,11 @@ class ARC(Cacheless):
         self.lists.add(expert, referenced=not predicted)
         return True
 
-    def used(self, worker: int, expert: ExpertId, hit: bool, form: str) -> None:
+    def on_used(self, worker: int, expert: ExpertId, hit: bool, form: str) -> None:
         if hit or self.lists.is_fresh(expert):
             self.lists.use(expert)
 
-    def left(self, worker: int, expert: ExpertId) -> None:
+    def on_left(self, worker: int, expert: ExpertId) -> None:
         self.lists.remove(expert)
 
     def victim(self, worker: int, incoming: ExpertId, evictable: Collection[ExpertId]) -> ExpertId | None:
@@ -199,11 +199,11 @@ class ShallowARC(Shares):
             self.lists[expert.layer].add(expert, referenced=not predicted)
         return stays
 
-    def used(self, worker: int, expert: ExpertId, hit: bool, form: str) -> None:
+    def on_used(self, worker: int, expert: ExpertId, hit: bool, form: str) -> None:
         lists = self.lists[expert.layer]
         if hit or lists.is_fresh(expert):
             lists.use(expert)
 
-    def left(self, worker: int, expert: ExpertId) -> None:
-        super().left(worker, expert)
+    def on_left(self, worker: int, expert: ExpertId) -> None:
+        super().on_left(worker, expert)
         self.lists[expert.layer].remove(expert)

@@ -19,7 +19,7 @@ REMEMBERED_REQUESTS = 16
 
 
 class Residency(Protocol):
-    """One object serves one core. An expert that stays needs no load when it is chosen again: a hit."""
+    """One object serves one `Core`, all workers together. An expert that stays needs no load when it is chosen again: a hit."""
 
     @property
     def homed(self) -> bool:
@@ -38,16 +38,16 @@ class Residency(Protocol):
         `predicted`: no gate has chosen it yet.
         """
 
-    def observed(self, visit: Visit, rows: Mapping[int, int], scores: Scores, prefill: bool) -> None:
+    def on_gate_fired(self, visit: Visit, rows: Mapping[int, int], scores: Scores, prefill: bool) -> None:
         """A gate has fired, before anything is decided. `rows`: chosen expert -> its rows. `scores`: of every row, or
         empty where the core does not get them."""
 
-    def used(self, worker: int, expert: ExpertId, hit: bool, form: str) -> None:
-        """A gate has chosen an expert that is in a slot or in flight. `hit`: no load began for this use. `form`: the
+    def on_used(self, worker: int, expert: ExpertId, hit: bool, form: str) -> None:
+        """The rows of a chosen expert are sent to it; it is in a slot or in flight. `hit`: no load began for this use. `form`: the
         one that the precision asks for, in whatever form it is held."""
 
-    def left(self, worker: int, expert: ExpertId) -> None:
-        """An expert that was kept is gone: evicted, or lost with its worker."""
+    def on_left(self, worker: int, expert: ExpertId) -> None:
+        """An expert that was kept is gone: evicted, pre-empted, failed, or lost with its worker."""
 
     def full(self, incoming: ExpertId) -> bool:
         """The share of the slots for `incoming` is used up: another must be evicted even if a slot is free."""
@@ -75,13 +75,13 @@ class Cacheless:
     def keeps(self, worker: int, expert: ExpertId, predicted: bool) -> bool:
         return False
 
-    def observed(self, visit: Visit, rows: Mapping[int, int], scores: Scores, prefill: bool) -> None:
+    def on_gate_fired(self, visit: Visit, rows: Mapping[int, int], scores: Scores, prefill: bool) -> None:
         pass
 
-    def used(self, worker: int, expert: ExpertId, hit: bool, form: str) -> None:
+    def on_used(self, worker: int, expert: ExpertId, hit: bool, form: str) -> None:
         pass
 
-    def left(self, worker: int, expert: ExpertId) -> None:
+    def on_left(self, worker: int, expert: ExpertId) -> None:
         pass
 
     def full(self, incoming: ExpertId) -> bool:
@@ -117,14 +117,14 @@ class ChosenByGates:
     def __init__(self) -> None:
         self._chosen: OrderedDict[int, set[ExpertId]] = OrderedDict()  # request -> experts
 
-    def observed(self, visit: Visit, chosen: Iterable[int]) -> None:
+    def on_gate_fired(self, visit: Visit, chosen: Iterable[int]) -> None:
         """A gate has fired. The choice of the request's gate before it has been computed."""
         self._chosen[visit.request] = {ExpertId(visit.layer, number) for number in chosen}
         self._chosen.move_to_end(visit.request)
         while len(self._chosen) > REMEMBERED_REQUESTS:
             self._chosen.popitem(last=False)
 
-    def used(self, expert: ExpertId) -> None:
+    def on_used(self, expert: ExpertId) -> None:
         """The expert is in use: from now on the core itself does not offer it for eviction."""
         for experts in self._chosen.values():
             if expert in experts:

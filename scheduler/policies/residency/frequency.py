@@ -29,13 +29,13 @@ class Frequent(Shares):
         self._prefill = True
         self._chosen = ChosenByGates()
 
-    def observed(self, visit: Visit, rows: Mapping[int, int], scores: Scores, prefill: bool) -> None:
+    def on_gate_fired(self, visit: Visit, rows: Mapping[int, int], scores: Scores, prefill: bool) -> None:
         if prefill and visit.request != self._prefill_request:
             self._prefill_request = visit.request
             for layer, counts in self._rows.items():
                 self._rows[layer] = [0] * len(counts)
         self._prefill = prefill
-        self._chosen.observed(visit, rows)
+        self._chosen.on_gate_fired(visit, rows)
         for number, count in rows.items():
             self._rows[visit.layer][number] += count
 
@@ -56,9 +56,9 @@ class Frequent(Shares):
         self._workers.add(worker)
         return False
 
-    def used(self, worker: int, expert: ExpertId, hit: bool, form: str) -> None:
-        super().used(worker, expert, hit, form)
-        self._chosen.used(expert)
+    def on_used(self, worker: int, expert: ExpertId, hit: bool, form: str) -> None:
+        super().on_used(worker, expert, hit, form)
+        self._chosen.on_used(expert)
 
     def full(self, incoming: ExpertId) -> bool:
         """Nothing is evicted for an expert that will not stay."""

@@ -39,7 +39,7 @@ class LRFU(LRU):
         """Combined recency and frequency, at the last token of the expert's layer."""
         return self._values[expert.layer][expert.expert]
 
-    def observed(self, visit: Visit, rows: Mapping[int, int], scores: Scores, prefill: bool) -> None:
+    def on_gate_fired(self, visit: Visit, rows: Mapping[int, int], scores: Scores, prefill: bool) -> None:
         tokens = max(1, -(-sum(rows.values()) // self.shape.top_k))
         rest = self.decay**tokens
         row = sum(self.decay**age for age in range(tokens)) / tokens  # the mean over the pass; 1 for one token

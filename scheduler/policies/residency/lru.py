@@ -28,7 +28,7 @@ class LRU(Cacheless):
         self._touch(expert)
         return True
 
-    def used(self, worker: int, expert: ExpertId, hit: bool, form: str) -> None:
+    def on_used(self, worker: int, expert: ExpertId, hit: bool, form: str) -> None:
         self._touch(expert)
 
     def age(self, expert: ExpertId) -> int:
@@ -50,8 +50,8 @@ class LFU(LRU):
         super().__init__(shape)
         self._uses: dict[ExpertId, int] = {}
 
-    def used(self, worker: int, expert: ExpertId, hit: bool, form: str) -> None:
-        super().used(worker, expert, hit, form)
+    def on_used(self, worker: int, expert: ExpertId, hit: bool, form: str) -> None:
+        super().on_used(worker, expert, hit, form)
         self._uses[expert] = self._uses.get(expert, 0) + 1
 
     def victim(self, worker: int, incoming: ExpertId, evictable: Collection[ExpertId]) -> ExpertId | None:
@@ -86,7 +86,7 @@ class Static(LRU):
         self.hot = tuple(ranked[: self._kept_slots])
         self._fixed = frozenset(self.hot)
 
-    def observed(self, visit: Visit, rows: Mapping[int, int], scores: Scores, prefill: bool) -> None:
+    def on_gate_fired(self, visit: Visit, rows: Mapping[int, int], scores: Scores, prefill: bool) -> None:
         if prefill and self._fixed is None:
             for number, count in rows.items():
                 expert = ExpertId(visit.layer, number)

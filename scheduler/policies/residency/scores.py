@@ -45,7 +45,7 @@ class Scored(Cacheless):
         shares: Values = np.divide(scores, totals, out=scores.copy(), where=totals > 0)
         return shares
 
-    def observed(self, visit: Visit, rows: Mapping[int, int], scores: Scores, prefill: bool) -> None:
+    def on_gate_fired(self, visit: Visit, rows: Mapping[int, int], scores: Scores, prefill: bool) -> None:
         if not scores:
             scores = (tuple(float(rows.get(number, 0)) for number in range(self.counts[visit.layer])),)
         shares = self._shares(np.asarray(scores, dtype=np.float64)).mean(axis=0)
@@ -81,12 +81,12 @@ class ScoreWindow(Scored):
         values: Values = np.mean(recent, axis=0)
         return values
 
-    def observed(self, visit: Visit, rows: Mapping[int, int], scores: Scores, prefill: bool) -> None:
-        super().observed(visit, rows, scores, prefill)
-        self._shield.observed(visit, rows)
+    def on_gate_fired(self, visit: Visit, rows: Mapping[int, int], scores: Scores, prefill: bool) -> None:
+        super().on_gate_fired(visit, rows, scores, prefill)
+        self._shield.on_gate_fired(visit, rows)
 
-    def used(self, worker: int, expert: ExpertId, hit: bool, form: str) -> None:
-        self._shield.used(expert)
+    def on_used(self, worker: int, expert: ExpertId, hit: bool, form: str) -> None:
+        self._shield.on_used(expert)
 
     def victim(self, worker: int, incoming: ExpertId, evictable: Collection[ExpertId]) -> ExpertId | None:
         unshielded = [expert for expert in evictable if expert not in self._shield]

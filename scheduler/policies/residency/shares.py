@@ -47,7 +47,7 @@ class Shares(LRU):
             self.kept[expert.layer].add(expert)
         return stays
 
-    def left(self, worker: int, expert: ExpertId) -> None:
+    def on_left(self, worker: int, expert: ExpertId) -> None:
         self.kept[expert.layer].discard(expert)
 
     def full(self, incoming: ExpertId) -> bool:

@@ -24,10 +24,10 @@ class Keeps(Cacheless):
         self.asked.append(("keeps", worker, tuple(expert), predicted))
         return True
 
-    def observed(self, visit: t.Visit, named: Any, scores: Any, prefill: bool) -> None:
+    def on_gate_fired(self, visit: t.Visit, named: Any, scores: Any, prefill: bool) -> None:
         self.asked.append(("observed", visit.layer, dict(named), prefill))
 
-    def left(self, worker: int, expert: ExpertId) -> None:
+    def on_left(self, worker: int, expert: ExpertId) -> None:
         self.asked.append(("left", worker, tuple(expert)))
 
     def full(self, wanted: ExpertId) -> bool:

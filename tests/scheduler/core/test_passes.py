@@ -17,15 +17,15 @@ class Tells(Silent):
         self.said, self.begins = said, begins or []
         self.heard: list[Any] = []
 
-    def begun(self, visit: t.Visit, rows: int, prefill: bool) -> list[Forecast]:
+    def on_pass_begun(self, visit: t.Visit, rows: int, prefill: bool) -> list[Forecast]:
         self.heard.append(("begun", visit, rows, prefill))
         return self.begins
 
-    def fired(self, visit: t.Visit, named: Any, scores: Any, prefill: bool) -> list[Forecast]:
+    def on_gate_fired(self, visit: t.Visit, named: Any, scores: Any, prefill: bool) -> list[Forecast]:
         self.heard.append(("fired", visit, dict(named), prefill))
         return self.said.get(visit, [])
 
-    def closed(self, request: int) -> None:
+    def on_request_closed(self, request: int) -> None:
         self.heard.append(("closed", request))
 
 

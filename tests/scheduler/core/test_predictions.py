@@ -64,7 +64,7 @@ class Says(Silent):
         self.experts = experts
         self.asked: list[tuple[t.Visit, int, bool]] = []
 
-    def begun(self, visit: t.Visit, rows: int, prefill: bool) -> list[Forecast]:
+    def on_pass_begun(self, visit: t.Visit, rows: int, prefill: bool) -> list[Forecast]:
         self.asked.append((visit, rows, prefill))
         return [] if prefill else [Forecast(visit._replace(layer=layer), self.experts) for layer in self.shape.layers]
 
@@ -95,8 +95,8 @@ def test_a_predictor_speaks_when_a_decode_pass_begins_as_a_shadow_would() -> Non
 def test_chance_names_each_expert_equally_often_and_always_the_same_for_a_visit() -> None:
     def chance(experts: int, top_k: int, seed: int, layers: int = 1, passes: int = 1) -> list[tuple[int, ...]]:
         predictor = RandomPredictor(t.ModelShape(tuple(range(layers)), experts, top_k), seed)
-        assert not predictor.begun(t.Visit(1, 0, 0), 9, True)
-        said = [f for at in range(passes) for f in predictor.begun(t.Visit(1, at, 0), 1, False)]
+        assert not predictor.on_pass_begun(t.Visit(1, 0, 0), 9, True)
+        said = [f for at in range(passes) for f in predictor.on_pass_begun(t.Visit(1, at, 0), 1, False)]
         assert [f.visit for f in said] == [t.Visit(1, at, layer) for at in range(passes) for layer in range(layers)]
         return [f.experts for f in said]
 

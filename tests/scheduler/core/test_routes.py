@@ -37,7 +37,7 @@ class Attends(Silent):
         self.forecasts = forecasts
         self.asked: list[tuple[t.Visit, Any, set[int], bool]] = []
 
-    def foreseen(self, visit: t.Visit, scores: Any, resident: Collection[int], prefill: bool) -> list[Forecast]:
+    def on_foreseen(self, visit: t.Visit, scores: Any, resident: Collection[int], prefill: bool) -> list[Forecast]:
         self.asked.append((visit, scores, set(resident), prefill))
         return list(self.forecasts)
 

@@ -176,7 +176,7 @@ class Paced(Silent):
         super().__init__(t.ModelShape((0, 1), 4, 2))
         self.told: list[tuple[float, float]] = []
 
-    def paced(self, load_s: float, layer_s: float) -> None:
+    def on_paced(self, load_s: float, layer_s: float) -> None:
         self.told.append((load_s, layer_s))
 
 

@@ -35,7 +35,7 @@ class Device:
         """A gate names experts, all are computed; for each of them, ascending, whether it was there. `smaller`:
         those for which int4 will do."""
         rows = dict(named) if isinstance(named, Mapping) else dict.fromkeys(named, 1)
-        self.policy.observed(Visit(request, 0, layer), rows, scores, prefill)
+        self.policy.on_gate_fired(Visit(request, 0, layer), rows, scores, prefill)
         wanted = [ExpertId(layer, number) for number in sorted(rows)]
         for expert in [e for e in self.foretold if e.layer == layer and e not in wanted]:
             self.foretold.remove(expert)
@@ -45,12 +45,14 @@ class Device:
         for expert in wanted:
             if expert in self.kept:
                 self._join(expert)
-                self.policy.used(self.worker, expert, expert not in brought, INT4 if expert.expert in smaller else FULL)
+                self.policy.on_used(
+                    self.worker, expert, expert not in brought, INT4 if expert.expert in smaller else FULL
+                )
         for expert in [expert for expert, hit in zip(wanted, hits, strict=True) if not hit]:
             while not self._bring(expert, predicted=False):
                 self._free_one()
             self.users.append(expert)
-            self.policy.used(self.worker, expert, False, INT4 if expert.expert in smaller else FULL)
+            self.policy.on_used(self.worker, expert, False, INT4 if expert.expert in smaller else FULL)
         while self.users:
             self._needed_no_more(self.users.pop(0))
         return hits
@@ -114,4 +116,4 @@ class Device:
 
     def _leave(self, expert: ExpertId) -> None:
         if self.kept.pop(expert):
-            self.policy.left(self.worker, expert)
+            self.policy.on_left(self.worker, expert)

@@ -19,14 +19,14 @@ def forecast_of(
     prefill: bool = False,
     visit: Visit = NEXT,
 ) -> Forecast:
-    (forecast,) = predictor.foreseen(visit, scores, resident, prefill)
+    (forecast,) = predictor.on_foreseen(visit, scores, resident, prefill)
     assert forecast.visit == visit
     assert len(set(forecast.experts)) == len(forecast.experts)
     return forecast
 
 
 def fire(predictor: Predictor, layer: int, *chosen: int, position: int = 9, request: int = 1) -> None:
-    assert not list(predictor.fired(Visit(request, position, layer), dict.fromkeys(chosen, 1), (), False))
+    assert not list(predictor.on_gate_fired(Visit(request, position, layer), dict.fromkeys(chosen, 1), (), False))
 
 
 def best(row: tuple[float, ...], k: int) -> list[int]:

@@ -11,7 +11,7 @@ SHAPE = ModelShape((0, 2, 3), 6, 2)  # layer 1 is dense
 def fired(
     predictor: Predictor, layer: int, rows: dict[int, int], position: int = 0, request: int = 1
 ) -> list[Forecast]:
-    return list(predictor.fired(Visit(request, position, layer), rows, (), False))
+    return list(predictor.on_gate_fired(Visit(request, position, layer), rows, (), False))
 
 
 def token(predictor: Predictor, *chosen: list[int], position: int = 0, request: int = 1) -> list[list[Forecast]]:

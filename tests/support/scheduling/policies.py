@@ -26,12 +26,12 @@ class LastUsed(Cacheless):
     def keeps(self, worker: int, expert: ExpertId, predicted: bool) -> bool:
         return True
 
-    def used(self, worker: int, expert: ExpertId, hit: bool, form: str) -> None:
+    def on_used(self, worker: int, expert: ExpertId, hit: bool, form: str) -> None:
         self.told.append(("used", tuple(expert), hit))
         self.order.pop(expert, None)
         self.order[expert] = None
 
-    def left(self, worker: int, expert: ExpertId) -> None:
+    def on_left(self, worker: int, expert: ExpertId) -> None:
         self.told.append(("left", tuple(expert), False))
         self.order.pop(expert, None)
 
@@ -60,7 +60,7 @@ class LayerQuota(LastUsed):
         self.there: set[ExpertId] = set()
         self.prefill = True
 
-    def observed(self, visit: Visit, named: Mapping[int, int], scores: Scores, prefill: bool) -> None:
+    def on_gate_fired(self, visit: Visit, named: Mapping[int, int], scores: Scores, prefill: bool) -> None:
         self.prefill = prefill
 
     def keeps(self, worker: int, expert: ExpertId, predicted: bool) -> bool:
@@ -68,8 +68,8 @@ class LayerQuota(LastUsed):
         self.there |= {expert} if stays else set()
         return stays
 
-    def left(self, worker: int, expert: ExpertId) -> None:
-        super().left(worker, expert)
+    def on_left(self, worker: int, expert: ExpertId) -> None:
+        super().on_left(worker, expert)
         self.there.discard(expert)
 
     def full(self, incoming: ExpertId) -> bool:
@@ -92,10 +92,10 @@ class Foreseer(Silent):
         super().__init__(plan.shape)
         self.plan, self.foresight = plan, foresight
 
-    def begun(self, visit: Visit, rows: int, prefill: bool) -> list[Forecast]:
+    def on_pass_begun(self, visit: Visit, rows: int, prefill: bool) -> list[Forecast]:
         return self._guess(Random(f"b{self.plan.seed}{visit}"), visit, prefill, 0.5)
 
-    def fired(self, visit: Visit, named: Mapping[int, int], scores: Scores, prefill: bool) -> list[Forecast]:
+    def on_gate_fired(self, visit: Visit, named: Mapping[int, int], scores: Scores, prefill: bool) -> list[Forecast]:
         rng = Random(f"f{self.plan.seed}{visit}")
         position = (self.plan.prompt if prefill else visit.position + 1) if rng.random() < 0.5 else visit.position
         other = Visit(visit.request, position, rng.randrange(self.plan.layers))
@@ -106,7 +106,7 @@ class Foreseer(Silent):
             return []
         return [Forecast(visit, tuple(rng.sample(range(self.plan.experts), self.plan.top_k)))]
 
-    def foreseen(self, visit: Visit, scores: Scores, resident: Collection[int], prefill: bool) -> list[Forecast]:
+    def on_foreseen(self, visit: Visit, scores: Scores, resident: Collection[int], prefill: bool) -> list[Forecast]:
         if prefill and self.plan.prefill == "ahead":
             return []
         rng = Random(f"s{self.plan.seed}{visit}")

@@ -28,28 +28,28 @@ class _Predictor:
     def __init__(self, inner: Predictor, referee: Listener) -> None:
         self._inner, self._referee = inner, referee
         self.foresight: Foresight | None = inner.foresight
-        self.paced, self.closed = inner.paced, inner.closed
+        self.on_paced, self.on_request_closed = inner.on_paced, inner.on_request_closed
 
     def _heard(self, forecasts: Iterable[Forecast]) -> list[Forecast]:
         found = list(forecasts)
         self._referee.heard_forecasts(found)
         return found
 
-    def begun(self, visit: Visit, rows: int, prefill: bool) -> list[Forecast]:
-        return self._heard(self._inner.begun(visit, rows, prefill))
+    def on_pass_begun(self, visit: Visit, rows: int, prefill: bool) -> list[Forecast]:
+        return self._heard(self._inner.on_pass_begun(visit, rows, prefill))
 
-    def fired(self, visit: Visit, named: Mapping[int, int], scores: Scores, prefill: bool) -> list[Forecast]:
-        return self._heard(self._inner.fired(visit, named, scores, prefill))
+    def on_gate_fired(self, visit: Visit, named: Mapping[int, int], scores: Scores, prefill: bool) -> list[Forecast]:
+        return self._heard(self._inner.on_gate_fired(visit, named, scores, prefill))
 
-    def foreseen(self, visit: Visit, scores: Scores, resident: Collection[int], prefill: bool) -> list[Forecast]:
-        return self._heard(self._inner.foreseen(visit, scores, resident, prefill))
+    def on_foreseen(self, visit: Visit, scores: Scores, resident: Collection[int], prefill: bool) -> list[Forecast]:
+        return self._heard(self._inner.on_foreseen(visit, scores, resident, prefill))
 
 
 class _Residency:
     def __init__(self, inner: Residency, referee: Listener) -> None:
         self._inner, self._referee = inner, referee
         self.homed, self.wants_scores = inner.homed, inner.wants_scores
-        self.observed, self.used, self.full = inner.observed, inner.used, inner.full
+        self.on_gate_fired, self.on_used, self.full = inner.on_gate_fired, inner.on_used, inner.full
 
     def check(self, shape: ModelShape, slots: int) -> None:
         self._inner.check(shape, slots)
@@ -59,8 +59,8 @@ class _Residency:
         self._referee.heard_keeps(worker, expert, predicted, stays)
         return stays
 
-    def left(self, worker: int, expert: ExpertId) -> None:
-        self._inner.left(worker, expert)
+    def on_left(self, worker: int, expert: ExpertId) -> None:
+        self._inner.on_left(worker, expert)
         self._referee.heard_left(expert)
 
     def victim(self, worker: int, incoming: ExpertId, evictable: Collection[ExpertId]) -> ExpertId | None:

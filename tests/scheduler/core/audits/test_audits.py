@@ -27,13 +27,13 @@ class Keeps(Cacheless):
         self.asked.append(("keeps", worker, expert, predicted))
         return True
 
-    def observed(self, *told: Any) -> None:
+    def on_gate_fired(self, *told: Any) -> None:
         self.asked.append(("observed", *told))
 
-    def used(self, *told: Any) -> None:
+    def on_used(self, *told: Any) -> None:
         self.asked.append(("used", *told))
 
-    def left(self, *told: Any) -> None:
+    def on_left(self, *told: Any) -> None:
         self.asked.append(("left", *told))
 
     def full(self, incoming: ExpertId) -> bool:

@@ -259,7 +259,7 @@ def test_a_warm_up_that_was_under_way_is_taken_up_again() -> None:
     policy = Static(t.ModelShape((0, 1), 4, 2))
     d = alone(slots=4, experts=4, layers=2, residency=policy, prefill="pipelined")
     d.prefill(prompt=4)
-    policy.observed(t.Visit(1, 0, 0), {2: 3, 3: 4}, (), prefill=True)
+    policy.on_gate_fired(t.Visit(1, 0, 0), {2: 3, 3: 4}, (), prefill=True)
     assert d.do(t.TokenDecoded(1, 0)) == ["load 0.0 0/3", "load 0.1 0/2"]
     assert d.lose(0) == []
     assert join(d, 0, slots=4) == ["load 0.0 0/3", "load 0.1 0/2"]

@@ -82,7 +82,7 @@ def test_what_a_greedy_choice_would_miss() -> None:
 def test_misses_at_every_size_are_those_of_lru_caches_that_were_run(asked: list[tuple[int, int]]) -> None:
     policy = LayerShares(SHAPE)
     for layer, number in asked:
-        policy.observed(Visit(0, 0, layer), {number: 1}, (), False)
+        policy.on_gate_fired(Visit(0, 0, layer), {number: 1}, (), False)
     for layer in (0, 1):
         own = [number for of, number in asked if of == layer]
         for size in range(9):
@@ -97,15 +97,15 @@ def test_predicted_loads_weigh_less() -> None:
     policy = LayerShares(SHAPE)
     for layer in (0, 1):
         for number in (0, 1, 0, 1):
-            policy.observed(Visit(0, 0, layer), {number: 1}, (), False)
+            policy.on_gate_fired(Visit(0, 0, layer), {number: 1}, (), False)
     assert policy.missed(0) == policy.missed(1)
     for _ in range(3):
         policy.keeps(0, ExpertId(0, 0), True)
-        policy.used(0, ExpertId(0, 0), False, FULL)
+        policy.on_used(0, ExpertId(0, 0), False, FULL)
         policy.keeps(0, ExpertId(1, 0), False)
-        policy.used(0, ExpertId(1, 0), False, FULL)
+        policy.on_used(0, ExpertId(1, 0), False, FULL)
     assert policy.missed(0)[0] == pytest.approx(policy.missed(1)[0] / 4), "1 of 1 + 3 loads, smoothed, was not foretold"
-    policy.used(0, ExpertId(0, 0), True, FULL)
+    policy.on_used(0, ExpertId(0, 0), True, FULL)
     assert policy.missed(0)[0] == pytest.approx(policy.missed(1)[0] / 4), "a hit is no load"
 
 
@@ -126,7 +126,7 @@ def test_older_counts_weigh_half() -> None:
     policy = LayerShares(SHAPE)
     policy.check(SHAPE, 6)
     for _ in range(PERIOD):  # the last begins with the allocation: 30 uses after the first, halved, and one more
-        policy.observed(Visit(0, 0, 0), {5: 1}, (), False)
+        policy.on_gate_fired(Visit(0, 0, 0), {5: 1}, (), False)
     assert policy.missed(0) == [(PERIOD - 2) / 2 + 1] + [0.0] * 8
 
 
@@ -134,6 +134,6 @@ def test_prefill_is_not_measured() -> None:
     policy = LayerShares(SHAPE)
     policy.check(SHAPE, 6)
     for _ in range(PERIOD):
-        policy.observed(Visit(0, 0, 0), dict.fromkeys(range(8), 1), (), True)
+        policy.on_gate_fired(Visit(0, 0, 0), dict.fromkeys(range(8), 1), (), True)
     assert policy.missed(0) == [0.0] * 9
     assert list(policy.share.values()) == [2, 2]

@@ -42,11 +42,11 @@ def test_the_path_predicts_what_followed_most_often(tokens: list[tuple[list[int]
 
 def test_when_a_pass_begins_the_first_layers_most_frequent_are_expected() -> None:
     eap = ActivationPath(SHAPE)
-    assert not list(eap.begun(Visit(1, 1, 0), 1, False))
+    assert not list(eap.on_pass_begun(Visit(1, 1, 0), 1, False))
     for position, chosen in enumerate(([4, 1], [4, 2], [4, 1], [0, 1])):
         token(eap, chosen, [0, 1], [0, 1], position=position)
-    assert list(eap.begun(Visit(9, 4, 0), 1, False)) == [Forecast(Visit(9, 4, 0), (1, 4))]
-    assert not list(eap.begun(Visit(9, 4, 0), 60, True))
+    assert list(eap.on_pass_begun(Visit(9, 4, 0), 1, False)) == [Forecast(Visit(9, 4, 0), (1, 4))]
+    assert not list(eap.on_pass_begun(Visit(9, 4, 0), 60, True))
 
 
 def test_a_path_is_that_of_one_token() -> None:

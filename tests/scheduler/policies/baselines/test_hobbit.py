@@ -34,7 +34,7 @@ def test_nothing_of_a_closed_request_is_kept() -> None:
     for request in range(5):
         fire(predictor, 0, 5, request=request)
         forecast_of(predictor, (ROW,), (), visit=Visit(request, 9, 1))
-        predictor.closed(request)
+        predictor.on_request_closed(request)
     assert {name: str(value) for name, value in vars(predictor).items()} == empty
 
 
@@ -108,9 +108,9 @@ def test_what_needs_the_full_form_stays_longer_than_what_is_used_more() -> None:
 
 def test_a_prompt_begins_the_counts_anew_and_its_later_chunks_do_not() -> None:
     policy = after_trace(lru=0.5, lfu=0.5)
-    policy.observed(Visit(1, 8, 0), {0: 1}, (), True)
+    policy.on_gate_fired(Visit(1, 8, 0), {0: 1}, (), True)
     assert priorities(policy, 0)[1] == 0.5 * 4 / 5 + 0.5 * 3 / 5
-    policy.observed(Visit(2, 0, 0), {0: 1}, (), True)
+    policy.on_gate_fired(Visit(2, 0, 0), {0: 1}, (), True)
     assert priorities(policy, 0) == [0, 0, 0, 0]
 
 
@@ -122,8 +122,8 @@ class Checked(Multidimensional):
         self.token = self.evictions = 0
         self.history: list[tuple[int, ExpertId, bool]] = []
 
-    def used(self, worker: int, expert: ExpertId, hit: bool, form: str) -> None:
-        super().used(worker, expert, hit, form)
+    def on_used(self, worker: int, expert: ExpertId, hit: bool, form: str) -> None:
+        super().on_used(worker, expert, hit, form)
         self.history.append((self.token, expert, form == FULL))
 
     def wanted(self, expert: ExpertId, incoming: ExpertId) -> float:

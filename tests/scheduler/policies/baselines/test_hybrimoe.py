@@ -55,7 +55,7 @@ def test_hybrimoe_is_the_best_of_all_splits_by_rows_and_so_never_behind_smoes_al
 def test_impact_begins_no_load_that_would_hide_nothing() -> None:
     """A layer takes 10, a load 8: of one queue, loads begin at 0, 8, 16; layer 1 begins at 10, 2 at 20."""
     impact = Impact(SHAPE)
-    impact.paced(8, 10)
+    impact.on_paced(8, 10)
     fire(impact, 0, 5)
     wide = (ROW, (0.0, 0.0, 0.0, 0.4, 0.0, 0.3, 0.0, 0.0))
     assert forecast_of(impact, wide, {4}, visit=Visit(1, 9, 1)) == Forecast(Visit(1, 9, 1), (3, 5, 1, 4), (4, 3, 5))
@@ -67,7 +67,7 @@ def test_impact_begins_no_load_that_would_hide_nothing() -> None:
 
 def test_impact_without_measurements_brings_the_top_k_and_never_more_than_it_may() -> None:
     impact = Impact(SHAPE, prefetch=3)
-    assert not list(impact.foreseen(NEXT, (ROW,), (), False))  # no gate so far: nobody knows how far ahead
+    assert not list(impact.on_foreseen(NEXT, (ROW,), (), False))  # no gate so far: nobody knows how far ahead
     fire(impact, 0, 5)
     assert [forecast_of(impact, (ROW,), (), visit=Visit(1, 9, n)).bring for n in (1, 2, 3)] == [(1, 4), (1,), ()]
 
@@ -75,7 +75,7 @@ def test_impact_without_measurements_brings_the_top_k_and_never_more_than_it_may
 def test_impact_brings_first_what_has_come_true_more_often() -> None:
     """The second place comes true always, the first never: the second is worth more from then on."""
     impact = Impact(SHAPE)
-    impact.paced(8, 4)  # one load a layer
+    impact.on_paced(8, 4)  # one load a layer
     for position in range(4):
         fire(impact, 0, 5, position=position)
         forecast = forecast_of(impact, (ROW,), (), visit=Visit(1, position, 1))
@@ -100,7 +100,7 @@ def test_impact_weighs_how_likely_by_how_many_rows() -> None:
 
 def test_impact_in_prefill_weighs_by_rows() -> None:
     impact = Impact(SHAPE)
-    list(impact.fired(Visit(1, 0, 0), {1: 3}, (), True))
+    list(impact.on_gate_fired(Visit(1, 0, 0), {1: 3}, (), True))
     two = (0.0, 0.0, 0.0, 0.4, 0.0, 0.3, 0.0, 0.0)
     forecast = forecast_of(impact, (ROW, two, two), (), True, Visit(1, 0, 1))
     assert forecast.bring == (3, 5, 1, 4)
@@ -112,7 +112,7 @@ def test_nothing_of_a_closed_request_is_kept() -> None:
     for request in range(5):
         fire(predictor, 0, 5, request=request)
         forecast_of(predictor, (ROW,), (), visit=Visit(request, 9, 1))
-        predictor.closed(request)
+        predictor.on_request_closed(request)
     assert {name: str(value) for name, value in vars(predictor).items()} == empty
 
 
@@ -120,9 +120,9 @@ def test_mrs_by_hand() -> None:
     """alpha 0.1, top-1 and so the two highest of four count: S starts at 1/4 each."""
     policy = RecentScore(ModelShape((2, 4), 4, 1))
     first, second = ([ExpertId(layer, number) for number in range(4)] for layer in (2, 4))
-    policy.observed(Visit(0, 0, 2), {}, ((0.4, 0.3, 0.2, 0.1),), False)
+    policy.on_gate_fired(Visit(0, 0, 2), {}, ((0.4, 0.3, 0.2, 0.1),), False)
     assert [policy.worth(e) for e in first] == pytest.approx([0.265, 0.255, 0.225, 0.225])
-    policy.observed(Visit(0, 0, 2), {}, ((0.1, 0.3, 0.0, 0.6), (0.5, 0.3, 0.1, 0.1)), True)
+    policy.on_gate_fired(Visit(0, 0, 2), {}, ((0.1, 0.3, 0.0, 0.6), (0.5, 0.3, 0.1, 0.1)), True)
     # means of the cut rows: 0.25, 0.3, 0, 0.3
     assert [policy.worth(e) for e in first] == pytest.approx([0.2635, 0.2595, 0.2025, 0.2325])
     assert [policy.worth(e) for e in second] == [0.25] * 4
@@ -135,7 +135,7 @@ def test_the_running_score_is_that_of_its_definition(seen: list[list[list[int]]]
     shape = ModelShape((0,), 6, 1)
     policy, value = RecentScore(shape), [1 / 6] * 6
     for rows in seen:
-        policy.observed(Visit(0, 0, 0), {}, tuple(tuple(map(float, row)) for row in rows), True)
+        policy.on_gate_fired(Visit(0, 0, 0), {}, tuple(tuple(map(float, row)) for row in rows), True)
         kept = []
         for row in rows:
             shares = [score / sum(row) if sum(row) else 0.0 for score in row]

@@ -23,8 +23,8 @@ def test_the_next_gate_brings_its_top_k_in_the_order_of_scores() -> None:
     assert forecast_of(NextGate(SHAPE), (ROW,), {4}) == Forecast(NEXT, (1, 4))
     assert forecast_of(NextGate(SHAPE, prefetch=1), (ROW,)) == Forecast(NEXT, (1, 4), (1,))
     assert forecast_of(NextGate(SHAPE, prefetch=3), (ROW,)) == Forecast(NEXT, (1, 4), (1, 4, 7))
-    assert not list(NextGate(SHAPE).foreseen(NEXT, (ROW,), (), True))
-    assert not list(NextGate(SHAPE).foreseen(NEXT, (), (), False))
+    assert not list(NextGate(SHAPE).on_foreseen(NEXT, (ROW,), (), True))
+    assert not list(NextGate(SHAPE).on_foreseen(NEXT, (), (), False))
 
 
 @given(TABLE, st.integers(1, 4))

@@ -46,7 +46,7 @@ def test_traces_predict_from_the_nearest_request(seed: int, stored: int) -> None
         tokens = history(5, seed + request, (0, 1, 2, 3) if request % 2 else (2, 3, 4, 5))
         for position, chosen in enumerate(tokens):
             token(moe, *chosen, position=position, request=request)
-        moe.closed(request)
+        moe.on_request_closed(request)
         kept.append(matrix(tokens))
     now = np.zeros((3, 6))
     for position, chosen in enumerate(history(3, seed + 99, (0, 1, 2, 3))):
@@ -74,11 +74,11 @@ def cosine(a: np.ndarray, b: np.ndarray) -> float:
 def test_with_nothing_stored_a_requests_own_counts_serve() -> None:
     moe = RequestTraces(SHAPE)
     assert token(moe, [0, 1], [2, 3], [4, 5]) == [[], [], []]
-    assert list(moe.begun(Visit(1, 1, 0), 1, False)) == [
+    assert list(moe.on_pass_begun(Visit(1, 1, 0), 1, False)) == [
         Forecast(Visit(1, 1, 0), (0, 1)),
         Forecast(Visit(1, 1, 2), (2, 3)),
     ]
-    assert not list(moe.begun(Visit(2, 0, 0), 1, False))
+    assert not list(moe.on_pass_begun(Visit(2, 0, 0), 1, False))
     assert fired(moe, 0, {5: 1, 4: 1}, 1) == [Forecast(Visit(1, 1, 2), (2, 3)), Forecast(Visit(1, 1, 3), (4, 5))]
 
 
@@ -95,12 +95,12 @@ def test_when_full_the_most_alike_makes_room_and_what_is_kept_is_bounded(monkeyp
     for request, pair in enumerate(([0, 1], [4, 5], [0, 1], [0, 1], [0, 1])):
         for position in range(3):
             token(moe, pair, pair, pair, position=position, request=request)
-        moe.closed(request)
+        moe.on_request_closed(request)
     assert fired(moe, 0, {4: 1}, request=50)[0].experts == (4,)  # still there: the others replaced each other
     assert fired(moe, 0, {1: 1, 0: 1}, request=51)[0].experts == (0, 1)
     for request in range(100, 140):
         token(moe, *history(1, request, (0, 1, 2, 3, 4, 5))[0], request=request)
-        moe.closed(request)
+        moe.on_request_closed(request)
     arrays = [v for v in vars(moe).values() if isinstance(v, np.ndarray)]
     assert [a.shape for a in arrays] == [(2, 3, 6)]
     assert set(vars(moe)["_open"]) == {50, 51}
@@ -110,13 +110,13 @@ def test_a_trace_stored_while_a_request_is_open_counts_for_it_from_then_on() -> 
     moe = RequestTraces(SHAPE)
     fired(moe, 0, {0: 1, 1: 1}, request=2)
     token(moe, [0, 1], [2, 5], [3, 4], request=1)
-    moe.closed(1)
+    moe.on_request_closed(1)
     assert [f.experts for f in fired(moe, 0, {0: 1, 1: 1}, 1, request=2)] == [(2, 5), (3, 4)]
 
 
 def test_a_request_that_never_fired_leaves_no_trace() -> None:
     moe = RequestTraces(SHAPE)
-    moe.closed(1)
+    moe.on_request_closed(1)
     assert token(moe, [0, 1], [2, 3], [4, 5]) == [[], [], []]
 
 
@@ -126,7 +126,7 @@ def test_ratio_times_decay(gates: list[tuple[int, dict[int, int], bool]]) -> Non
     policy = ActivationAware(FOUR_LAYERS)
     matrix: Counter[tuple[int, int]] = Counter()
     for layer, named, prefill in gates:
-        policy.observed(Visit(3, 0, layer), named, (), prefill)
+        policy.on_gate_fired(Visit(3, 0, layer), named, (), prefill)
         matrix.update({(layer, number): rows for number, rows in named.items()})
     expected = {}
     for ordinal, layer in enumerate(FOUR_LAYERS.layers):
@@ -141,20 +141,20 @@ def test_ratio_times_decay(gates: list[tuple[int, dict[int, int], bool]]) -> Non
 def test_among_the_unused_the_last_layers_go_first() -> None:
     policy = ActivationAware(FOUR_LAYERS)
     assert policy.victim(0, EVERYONE[0], EVERYONE) == ExpertId(8, 0)
-    policy.observed(Visit(0, 0, 8), {0: 1, 1: 1, 2: 1}, (), False)
+    policy.on_gate_fired(Visit(0, 0, 8), {0: 1, 1: 1, 2: 1}, (), False)
     assert policy.victim(0, EVERYONE[0], EVERYONE) == ExpertId(5, 0)
 
 
 def test_requests_under_way_are_added_and_those_that_are_over_are_forgotten() -> None:
     policy = ActivationAware(FOUR_LAYERS)
-    policy.observed(Visit(0, 0, 1), {0: 4}, (), True)
-    policy.observed(Visit(1, 0, 1), {1: 1}, (), True)
+    policy.on_gate_fired(Visit(0, 0, 1), {0: 4}, (), True)
+    policy.on_gate_fired(Visit(1, 0, 1), {1: 1}, (), True)
     assert policy.priority(ExpertId(1, 0)) == pytest.approx(0.8 + EPSILON)
     for _ in range(RECENT_PASSES * 4):
-        policy.observed(Visit(1, 0, 2), {0: 1}, (), False)
+        policy.on_gate_fired(Visit(1, 0, 2), {0: 1}, (), False)
     assert policy.priority(ExpertId(1, 0)) == pytest.approx(EPSILON)
     assert policy.priority(ExpertId(1, 1)) == pytest.approx(1 + EPSILON)
-    policy.observed(Visit(0, 0, 1), {2: 1}, (), True)
+    policy.on_gate_fired(Visit(0, 0, 1), {2: 1}, (), True)
     assert policy.priority(ExpertId(1, 2)) == pytest.approx(0.5 + EPSILON), "heard of again: it begins anew"
 
 

@@ -45,18 +45,18 @@ def test_cross_layer_brings_as_many_loads_as_a_layer_hides() -> None:
     row = tuple(float(e) for e in range(16))  # over the 75th percentile, 11.25: 15, 14, 13, 12
     fate = CrossLayer(wide)
     assert forecast_of(fate, (row,)) == Forecast(NEXT, (15, 14, 13, 12), (15, 14, 13, 12))  # nothing measured, no limit
-    fate.paced(0.0, 0.0)
+    fate.on_paced(0.0, 0.0)
     assert forecast_of(fate, (row,)).bring == (15, 14, 13, 12)
-    fate.paced(0.1, 0.3)  # as in the paper: 6 ms a load, 13 ms a layer, two loads
+    fate.on_paced(0.1, 0.3)  # as in the paper: 6 ms a load, 13 ms a layer, two loads
     assert forecast_of(fate, (row,)).bring == (15, 14, 13)
-    fate.paced(0.006, 0.013)
+    fate.on_paced(0.006, 0.013)
     assert forecast_of(fate, (row,)).bring == (15, 14)
     assert forecast_of(fate, (row,), {14, 13}).bring == (
         15,
         14,
         12,
     )  # 14 stays; 13 is there, not of the top-k
-    fate.paced(0.02, 0.013)
+    fate.on_paced(0.02, 0.013)
     assert forecast_of(fate, (row,)).bring == ()
     assert forecast_of(fate, (row,), {14}) == Forecast(NEXT, (15, 14, 13, 12), (14,))
 
@@ -69,7 +69,7 @@ def test_the_next_layer_brings_its_top_k_the_highest_score_first() -> None:
     assert forecast_of(NextLayer(SHAPE), (ROW,)) == Forecast(NEXT, (1, 4))
     two = (ROW, (0.0, 0.2, 0.0, 0.4, 0.0, 0.0, 0.0, 0.0))
     assert forecast_of(NextLayer(SHAPE), two).experts == (3, 1, 4)  # 0.4, 0.3, 0.25: the second row's best comes first
-    assert not list(NextLayer(SHAPE).foreseen(NEXT, (ROW,), (), True))
+    assert not list(NextLayer(SHAPE).on_foreseen(NEXT, (ROW,), (), True))
 
 
 def test_with_an_alpha_only_top_score_experts_are_brought() -> None:

@@ -17,14 +17,14 @@ ORDER = (1, 4, 7, 2, 6, 0, 5, 3)
 
 
 def forecast_of(predictor: TokenWise, *resident: int, layer: int = 1, position: int = 5) -> Forecast:
-    (forecast,) = predictor.foreseen(Visit(1, position, layer), (ROW,), resident, False)
+    (forecast,) = predictor.on_foreseen(Visit(1, position, layer), (ROW,), resident, False)
     return forecast
 
 
 def test_it_expects_the_top_k_of_the_same_layer() -> None:
     assert TokenWise.foresight == "token"
     assert forecast_of(TokenWise(SHAPE)) == Forecast(Visit(1, 5, 1), (1, 4), (1, 4))
-    assert not list(TokenWise(SHAPE).foreseen(Visit(1, 5, 1), (ROW,), (), True))
+    assert not list(TokenWise(SHAPE).on_foreseen(Visit(1, 5, 1), (ROW,), (), True))
 
 
 def test_fixed_n_walks_down_the_ranking_adaptive_stops_at_the_top_n() -> None:
@@ -53,7 +53,7 @@ def run(predictor: TokenWise, tokens: int, right: dict[int, int]) -> None:
             forecast_of(predictor, layer=layer, position=position)
         for layer in SHAPE.layers:
             named = [*ORDER[: right[layer]], *ORDER[-2:]][:2]
-            assert not list(predictor.fired(Visit(1, position, layer), dict.fromkeys(named, 1), (), False))
+            assert not list(predictor.on_gate_fired(Visit(1, position, layer), dict.fromkeys(named, 1), (), False))
 
 
 RIGHT = {1: 1, 2: 2, 3: 0, 4: 2, 5: 1}
@@ -84,10 +84,10 @@ def test_without_flex_it_goes_on_everywhere() -> None:
 def test_only_what_was_said_about_the_very_visit_is_compared() -> None:
     smoe = TokenWise(SHAPE)
     forecast_of(smoe, layer=1, position=5)
-    list(smoe.fired(Visit(1, 6, 1), {1: 1, 4: 1}, (), False))
-    list(smoe.fired(Visit(2, 5, 1), {1: 1, 4: 1}, (), False))
+    list(smoe.on_gate_fired(Visit(1, 6, 1), {1: 1, 4: 1}, (), False))
+    list(smoe.on_gate_fired(Visit(2, 5, 1), {1: 1, 4: 1}, (), False))
     assert smoe.accuracy(1) is None
     forecast_of(smoe, layer=1, position=6)
-    smoe.closed(1)
-    list(smoe.fired(Visit(1, 6, 1), {1: 1, 4: 1}, (), False))
+    smoe.on_request_closed(1)
+    list(smoe.on_gate_fired(Visit(1, 6, 1), {1: 1, 4: 1}, (), False))
     assert smoe.accuracy(1) is None

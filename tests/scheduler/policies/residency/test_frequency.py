@@ -90,10 +90,10 @@ def test_a_named_expert_puts_out_nobody() -> None:
     cache.gate(1, [5])
     wanted = ExpertId(0, 7)
     assert policy.full(wanted)
-    policy.observed(Visit(0, 9, 0), {7: 1}, (), False)
+    policy.on_gate_fired(Visit(0, 9, 0), {7: 1}, (), False)
     assert not policy.full(wanted)
     assert policy.victim(0, wanted, tuple(cache.idle)) is None
-    policy.used(0, wanted, False, FULL)
+    policy.on_used(0, wanted, False, FULL)
     assert policy.full(wanted), "for the next token it may be predicted"
 
 

@@ -50,7 +50,7 @@ def test_lrfu_against_brute_force(decay: Fraction, slots: int, asked: list[tuple
 def test_values_are_those_of_the_definition(asked: list[tuple[int, int]], decay: float) -> None:
     policy = LRFU(SHAPE, decay)
     for position, (layer, number) in enumerate(asked):
-        policy.observed(Visit(0, position, layer), {number: 1}, (), False)
+        policy.on_gate_fired(Visit(0, position, layer), {number: 1}, (), False)
     for layer in SHAPE.layers:
         for number in range(4):
             expected = float(combined_value((layer, number), asked, Fraction(decay)))
@@ -82,12 +82,12 @@ def test_with_a_decay_of_a_half_or_less_it_is_lru(decay: float, slots: int, aske
 
 def test_time_passes_by_the_tokens_of_the_experts_layer() -> None:
     policy = LRFU(SHAPE)
-    policy.observed(Visit(0, 0, 1), {0: 1, 1: 1}, (), False)
+    policy.on_gate_fired(Visit(0, 0, 1), {0: 1, 1: 1}, (), False)
     for position in range(5):
-        policy.observed(Visit(0, position, 3), {0: 1, 1: 1}, (), False)
+        policy.on_gate_fired(Visit(0, position, 3), {0: 1, 1: 1}, (), False)
     assert policy.value(ExpertId(1, 0)) == 1
     assert policy.value(ExpertId(3, 0)) == pytest.approx((1 - DECAY**5) / (1 - DECAY))
-    policy.observed(Visit(0, 1, 1), {1: 1, 2: 1}, (), False)
+    policy.on_gate_fired(Visit(0, 1, 1), {1: 1, 2: 1}, (), False)
     assert [policy.value(ExpertId(1, number)) for number in range(4)] == [DECAY, 1 + DECAY, 1, 0]
 
 
@@ -95,8 +95,8 @@ def test_time_passes_by_the_tokens_of_the_experts_layer() -> None:
 def test_rows_of_a_pass_count_as_if_any_of_its_tokens_had_chosen_them(count: int) -> None:
     """A pass of six tokens that choose two experts each: the mean over all possible orders of the tokens."""
     policy = LRFU(SHAPE)
-    policy.observed(Visit(0, 0, 1), {0: 1, 1: 1}, (), False)
-    policy.observed(Visit(0, 1, 1), {0: count, 2: 6, 3: 6 - count}, (), True)
+    policy.on_gate_fired(Visit(0, 0, 1), {0: 1, 1: 1}, (), False)
+    policy.on_gate_fired(Visit(0, 1, 1), {0: count, 2: 6, 3: 6 - count}, (), True)
     orders = [sum(DECAY**age for age in ages) for ages in combinations(range(6), count)]
     assert policy.value(ExpertId(1, 0)) == pytest.approx(DECAY**6 + sum(orders) / len(orders))
     assert policy.value(ExpertId(1, 1)) == pytest.approx(DECAY**6)

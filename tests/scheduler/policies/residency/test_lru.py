@@ -5,22 +5,21 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from scheduler.policies.baselines.adapmoe import LayerShares
-from scheduler.policies.baselines.hybrimoe import RecentScore
-from scheduler.policies.baselines.moe_infinity import ActivationAware
 from scheduler.policies.precision import FULL
+from scheduler.policies.registry import RESIDENCIES
 from scheduler.policies.residency.arc import ARC, ShallowARC
 from scheduler.policies.residency.base import Cacheless, ChosenByGates, Residency, kept_slots
 from scheduler.policies.residency.frequency import Frequent
-from scheduler.policies.residency.lrfu import LRFU
 from scheduler.policies.residency.lru import LFU, LRU, Static
-from scheduler.policies.residency.scores import ScoreWindow
 from scheduler.policies.residency.shares import Shares, equal_shares
+from scheduler.policies.system_config import SystemConfig
 from scheduler.types import ExpertId, ModelShape, Visit
 from support.scheduling.cache_driver import Device
 from support.worlds.plan import Plan, choosing_plan
@@ -28,20 +27,10 @@ from support.worlds.world import live
 
 SHAPE = ModelShape((1, 3, 5), 4, 2)
 KEYS = st.tuples(st.sampled_from(SHAPE.layers), st.integers(0, 3))
-ALL: list[Callable[[ModelShape], Residency]] = [
-    LRU,
-    LFU,
-    LRFU,
-    Static,
-    Shares,
-    ARC,
-    ShallowARC,
-    ScoreWindow,
-    RecentScore,
-    Frequent,
-    LayerShares,
-    ActivationAware,
-]
+ALL = {name: choice for name, choice in RESIDENCIES.items() if name not in ("none", "all")}
+each_policy = pytest.mark.parametrize(
+    "policy", [partial(choice.make, c=SystemConfig(residency=name)) for name, choice in ALL.items()], ids=list(ALL)
+)
 
 
 @settings(max_examples=50)
@@ -165,7 +154,7 @@ STEPS = st.lists(
 )
 
 
-@pytest.mark.parametrize("policy", ALL)
+@each_policy
 @settings(max_examples=20)
 @given(slots=st.integers(1, 12), steps=STEPS)
 def test_on_a_device(
@@ -228,13 +217,13 @@ def test_who_makes_room_where_layers_have_shares() -> None:
     assert made.victim(0, ExpertId(5, 0), held[::-1]) == ExpertId(1, 0), "a layer has more than its share now"
     assert made.victim(0, ExpertId(5, 0), held[2:]) is None, "it waits: a slot comes free"
     made.keeps(1, ExpertId(5, 1), False)
-    made.left(1, ExpertId(5, 1))
+    made.on_left(1, ExpertId(5, 1))
     assert made.victim(0, ExpertId(5, 0), held[2:]) == ExpertId(3, 0), (
         "several workers: this one's slots may hold no other"
     )
 
 
-@pytest.mark.parametrize("policy", ALL)
+@each_policy
 def test_in_the_cores_random_world(policy: Callable[[ModelShape], Residency]) -> None:
     """Failing loads, workers lost and won, several requests, wrong predictions: the referee finds nothing wrong, and in
     the end the policy knows who is there."""
@@ -272,7 +261,7 @@ CALLS = st.lists(
 )
 
 
-@pytest.mark.parametrize("policy", ALL)
+@each_policy
 @settings(max_examples=20)
 @given(calls=CALLS)
 def test_told_things_in_any_order(policy: Callable[[ModelShape], Residency], calls: list[tuple]) -> None:
@@ -286,11 +275,11 @@ def test_told_things_in_any_order(policy: Callable[[ModelShape], Residency], cal
             assert made.keeps(*said) in (True, False)
         elif name == "observed":
             request, (layer, expert), scores, prefill = said
-            made.observed(Visit(request, 0, layer), {expert: 1}, scores, prefill)
+            made.on_gate_fired(Visit(request, 0, layer), {expert: 1}, scores, prefill)
         elif name == "used":
-            made.used(*said, FULL)
+            made.on_used(*said, FULL)
         elif name == "left":
-            made.left(*said)
+            made.on_left(*said)
         elif name == "victim":
             worker, wanted, evictable = said
             assert made.full(wanted) in (True, False)
@@ -303,22 +292,23 @@ def test_told_things_in_any_order(policy: Callable[[ModelShape], Residency], cal
 
 def test_what_a_gate_has_chosen() -> None:
     chosen = ChosenByGates()
-    chosen.observed(Visit(1, 0, 3), [0, 2])
+    chosen.on_gate_fired(Visit(1, 0, 3), [0, 2])
     assert ExpertId(3, 0) in chosen
     assert ExpertId(3, 1) not in chosen
-    chosen.used(ExpertId(3, 0))
+    chosen.on_used(ExpertId(3, 0))
     assert ExpertId(3, 0) not in chosen
-    chosen.observed(Visit(2, 0, 3), [2])
-    chosen.used(ExpertId(3, 2))
+    chosen.on_gate_fired(Visit(2, 0, 3), [2])
+    chosen.on_used(ExpertId(3, 2))
     assert ExpertId(3, 2) in chosen, "the other request still waits for it"
-    chosen.observed(Visit(1, 0, 5), [1])
-    chosen.observed(Visit(2, 0, 5), [1])
+    chosen.on_gate_fired(Visit(1, 0, 5), [1])
+    chosen.on_gate_fired(Visit(2, 0, 5), [1])
     assert ExpertId(3, 2) not in chosen, "a later gate: that layer is over"
     for request in range(10, 40):
-        chosen.observed(Visit(request, 0, 1), [0])
+        chosen.on_gate_fired(Visit(request, 0, 1), [0])
     assert ExpertId(5, 1) not in chosen, "requests that are heard of no more are forgotten"
 
 
-def test_a_base_of_all_is_what_the_core_can_hold() -> None:
-    assert all(isinstance(policy(SHAPE), Cacheless) and not policy(SHAPE).homed for policy in ALL)
-    assert [policy for policy in ALL if policy(SHAPE).wants_scores] == [ScoreWindow, RecentScore]
+@each_policy
+def test_a_base_of_all_is_what_the_core_can_hold(policy: Callable[[ModelShape], Residency]) -> None:
+    assert isinstance(policy(SHAPE), Cacheless)
+    assert not policy(SHAPE).homed

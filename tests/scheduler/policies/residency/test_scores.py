@@ -26,7 +26,7 @@ def of(layer: int, request: int = 0) -> Visit:
 def test_the_mean_of_the_last_n_iterations_over_all_experts(window: int, seen: list) -> None:
     policy = ScoreWindow(SHAPE, window)
     for layer, rows in seen:
-        policy.observed(of(layer), {}, rows, False)
+        policy.on_gate_fired(of(layer), {}, rows, False)
     means = {}
     for expert in EVERYONE:
         last = [rows for layer, rows in seen if layer == expert.layer][-window:]
@@ -43,8 +43,8 @@ def test_an_inactive_expert_with_a_high_score_stays() -> None:
     """Section 5.3: LRU would let go of 1, which was never chosen, and keep 2, which was once."""
     policy = ScoreWindow(SHAPE, 3)
     for named, scores in [(2, (0.1, 0.4, 0.5, 0)), (0, (0.55, 0.45, 0, 0)), (0, (0.55, 0.45, 0, 0))]:
-        policy.observed(of(2), {named: 1}, (scores,), False)
-        policy.used(0, ExpertId(2, named), True, FULL)
+        policy.on_gate_fired(of(2), {named: 1}, (scores,), False)
+        policy.on_used(0, ExpertId(2, named), True, FULL)
     among = [ExpertId(2, 1), ExpertId(2, 2)]
     assert policy.victim(0, ExpertId(2, 3), among) == ExpertId(2, 2)
 
@@ -52,30 +52,30 @@ def test_an_inactive_expert_with_a_high_score_stays() -> None:
 def test_the_shield() -> None:
     policy = ScoreWindow(SHAPE, 2)
     low, high = ExpertId(2, 0), ExpertId(2, 3)
-    policy.observed(of(2), {0: 1, 1: 1}, ((0.0, 0.1, 0.2, 0.7),), False)
+    policy.on_gate_fired(of(2), {0: 1, 1: 1}, ((0.0, 0.1, 0.2, 0.7),), False)
     assert policy.victim(0, ExpertId(2, 1), [low, high]) == high, "the gate has named the other, whatever its score"
     assert policy.victim(0, ExpertId(2, 1), [low]) is None
-    policy.used(0, low, True, FULL)  # in use: the core does not offer it; idle again: its computation is over
+    policy.on_used(0, low, True, FULL)  # in use: the core does not offer it; idle again: its computation is over
     assert policy.victim(0, ExpertId(2, 1), [low, high]) == low
-    policy.observed(of(2), {0: 1}, ((0.0, 0.1, 0.2, 0.7),), False)
+    policy.on_gate_fired(of(2), {0: 1}, ((0.0, 0.1, 0.2, 0.7),), False)
     assert policy.victim(0, ExpertId(2, 1), [low, high]) == high
-    policy.observed(of(2, request=1), {1: 1}, ((0.0, 0.1, 0.2, 0.7),), False)
+    policy.on_gate_fired(of(2, request=1), {1: 1}, ((0.0, 0.1, 0.2, 0.7),), False)
     assert policy.victim(0, ExpertId(2, 1), [low, high]) == high, "another request's gate ends nothing"
-    policy.observed(of(4), {1: 1}, ((0.0, 0.1, 0.2, 0.7),), False)
+    policy.on_gate_fired(of(4), {1: 1}, ((0.0, 0.1, 0.2, 0.7),), False)
     assert policy.victim(0, ExpertId(2, 1), [low, high]) == low, "named, computed elsewhere, and the layer is over"
 
 
 def test_scores_of_layers_are_compared_as_shares() -> None:
     """Logits' scale differs from layer to layer; and what no layer has seen yet is worth 1 / E."""
     policy = ScoreWindow(SHAPE, 2)
-    policy.observed(of(2), {}, ((10.0, 20.0, 30.0, 40.0),), False)
+    policy.on_gate_fired(of(2), {}, ((10.0, 20.0, 30.0, 40.0),), False)
     assert policy.victim(0, ExpertId(2, 3), [ExpertId(2, 1), ExpertId(4, 0)]) == ExpertId(2, 1)
     assert policy.victim(0, ExpertId(2, 3), [ExpertId(2, 2), ExpertId(4, 0)]) == ExpertId(4, 0)
 
 
 def test_without_scores_rows_stand_in() -> None:
     policy = ScoreWindow(SHAPE, 2)
-    policy.observed(of(2), {1: 3, 2: 1}, (), True)
+    policy.on_gate_fired(of(2), {1: 3, 2: 1}, (), True)
     assert [policy.worth(expert) for expert in EVERYONE[:4]] == [0, 0.75, 0.25, 0]
 
 
