@@ -90,7 +90,7 @@ _LINEAR = {"rows", "rows with an indexer", "states", "rows and states"}
 
 
 def is_linear(config: PreTrainedConfig) -> bool:
-    """Whether every token adds as many bytes to this model's cache, and states do not grow."""
+    """Whether every token adds the same number of bytes to this model's cache, and states do not grow."""
     try:
         return _LINEAR.issuperset(kinds(config))
     except UnsupportedFamilyError:

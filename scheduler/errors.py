@@ -4,7 +4,6 @@
     ├── ConfigError              a flag, a cluster file or a secret is not valid
     ├── DoesNotFitError          a machine, or the machines of a plan, have too little memory for the model
     ├── SimulationError          a process that simulates was killed
-    ├── InconsistentStateError   the scheduler's books contradict each other: a defect of this program
     ├── CheckpointError          the model directory itself
     │   ├── NotMoEError              no experts, or none that can be separated
     │   ├── UnsupportedFamilyError   it has experts, but this kind of model cannot run
@@ -67,10 +66,6 @@ class DoesNotFitError(ODMoEError):
 
 class SimulationError(ODMoEError):
     """A process that simulates for a plan was killed."""
-
-
-class InconsistentStateError(ODMoEError):
-    """The scheduler's books contradict each other: a defect of this program, or a recording that was changed."""
 
 
 class CheckpointError(ODMoEError):

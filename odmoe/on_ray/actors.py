@@ -170,10 +170,10 @@ class Main(NodeProcess):
 
     def figures(self) -> Figures:
         """As `Cluster.figures`."""
-        from main_node.collect_figures import figures_of
-
         if self._main is None:
             raise LinkError("the main node has not started yet, so that it has no figures; ask again in a moment")
+        from main_node.collect_figures import figures_of
+
         return figures_of(self._main)
 
     def trace(self) -> list[Span]:

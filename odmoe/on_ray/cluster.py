@@ -97,7 +97,7 @@ class RayCluster:
         def start() -> None:
             ray.init(
                 address="local",
-                num_cpus=sum(roles.values()),  # so many processes Ray starts before an actor asks for one
+                num_cpus=sum(roles.values()),  # Ray prestarts this many processes
                 num_gpus=0,
                 resources=roles,
                 include_dashboard=False,

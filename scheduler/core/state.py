@@ -13,7 +13,6 @@ from operator import attrgetter
 from typing import Literal
 
 from scheduler.core.stats import RequestStats
-from scheduler.errors import InconsistentStateError
 from scheduler.policies.importance import LayerImportance
 from scheduler.policies.precision import FULL, PREDICTED, Importance
 from scheduler.types import ExpertId, GateFired, ModelShape, Pass, Visit, WorkerJoined
@@ -28,7 +27,10 @@ TRANSITIONS: dict[tuple[DemandState, DemandState], str] = {
     ("loading", "ready"): "finish_load: the bytes are in the slot",
     ("loading", "queued"): "requeue: pre-empted, its load has failed, or its worker is lost",
     ("loading", "over"): "end: cancelled",
-    ("ready", "queued"): "requeue: its form does not serve, a computation has failed, or its worker is lost",
+    (
+        "ready",
+        "queued",
+    ): "requeue: pre-empted, its form does not serve, a computation has failed, or its worker is lost",
     ("ready", "over"): "end: computed, or cancelled",
     ("hosted", "queued"): "requeue: a computation has failed, or its host place is lost",
     ("hosted", "over"): "end: computed, or cancelled",
@@ -43,6 +45,11 @@ Urgency = tuple[int, int, int]
 """(class, step and layer in which it is needed, number of the demand): the smallest comes first."""
 CONFIRMED, PREFETCH, ABSENT, WARM_UP = range(4)
 """The classes. `ABSENT`: prefetches of requests that are not in the step."""
+
+
+class InconsistentStateError(RuntimeError):
+    """The scheduler's books contradict each other: a defect of the scheduler, or a recording that was changed."""
+
 
 _urgency = attrgetter("urgency")
 _rank = attrgetter("rank")

@@ -1,15 +1,14 @@
-"""Checks the books of a core: everything that is written down twice must agree.
+"""Checks the books of a core: demands, slots, loads, calls and the tables of them.
 
-`Core.validate` runs it, after each event if asked to (`odmoe simulate --validate`). Each check counts anew, from the
-demands of the visits alone, what the core keeps up to date event by event.
+`Core.validate` runs it, after each event if asked to (`odmoe simulate --replay FILE --validate`). Each check counts
+anew what the core keeps up to date event by event. Not checked: audits, homes, and what the policies remember.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 
-from scheduler.core.state import Demand, SlotEntry, State, Worker
-from scheduler.errors import InconsistentStateError
+from scheduler.core.state import Demand, InconsistentStateError, SlotEntry, State, Worker
 
 
 def validate(state: State) -> None:
@@ -26,9 +25,8 @@ def validate(state: State) -> None:
 
 
 def _name(demand: Demand) -> str:
-    request, position, _ = demand.visit.id
     layer, expert = demand.expert
-    return f"expert {expert} of layer {layer} for request {request}, position {position}"
+    return f"expert {expert} of layer {layer} (demand {demand.seq})"
 
 
 def _entries(worker: Worker, audited: Collection[int] = ()) -> list[SlotEntry]:

@@ -8,8 +8,11 @@ from itertools import zip_longest
 
 from scheduler.build import make_core
 from scheduler.core.machine import Core
-from scheduler.errors import ConfigError, InconsistentStateError
+from scheduler.core.state import InconsistentStateError
+from scheduler.errors import ConfigError
 from scheduler.eventlog.recording import Recording
+
+_CONTRADICTION = "the scheduler's books contradict each other"
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +40,9 @@ def replay(recording: Recording, validate: bool = False) -> Replayed:
         now, number, event = heapq.heappop(heap)
         try:
             decided = core.handle(event, now)
-        except (LookupError, ValueError, TypeError, AttributeError, ArithmeticError, InconsistentStateError) as error:
+        except InconsistentStateError as error:
+            return Replayed(number + 1, compared, f"after event {number + 1}, {event}, {_CONTRADICTION}: {error}")
+        except (LookupError, ValueError, TypeError, AttributeError, ArithmeticError) as error:
             where = f"event {number + 1} of the recording, {event}"
             raise ConfigError(f"{where}, cannot have happened ({error!r})") from error
         recorded = recording.commands[number]
@@ -58,5 +63,5 @@ def _contradiction(core: Core) -> str:
     try:
         core.validate()
     except InconsistentStateError as error:
-        return f"the scheduler's books contradict each other: {error}"
+        return f"{_CONTRADICTION}: {error}"
     return ""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
 import torch
 
 from checkpoint import family as families
@@ -38,6 +37,6 @@ def test_chunks_give_the_logits_of_the_whole_or_are_not_read(family: str, tiny: 
         assert (whole - logits(tiny.model, HALVES)).abs().max() > 0.1 * whole.abs().max()
         assert not kv.continues(tiny.model.config)
     if not kv.continues(tiny.model.config):
-        pytest.skip("read whole")
+        return
     for cuts in (HALVES, (4, 4, 4, 4, 5), (16, 5), (20, 1)):
         torch.testing.assert_close(logits(tiny.model, cuts), whole, rtol=1e-3, atol=2e-3, msg=str(cuts))

@@ -61,7 +61,7 @@ def test_after_each_block_it_is_where_it_would_be(aligned: bool, tiny: Any) -> N
                 followed.receive(replace(message, drafts=4, before=tuple(tokens[first:step])))
             while followed.may_start():
                 token, _ = followed.start()
-                followed.ended(shadow.forward([token], followed.cache))
+                followed.on_pass_ended(shadow.forward([token], followed.cache))
             drafted += len(followed.tokens.take_drafts())
             end = len(prompt) + followed.course.step
             assert followed.course.step == min(step + 5, PASSES)

@@ -118,14 +118,14 @@ def test_a_request_is_cancelled_within_a_block(embedded: Any, reference: Any) ->
     scripted(cluster, expected)
     first, second = (cluster.main.generate(one.prompt, TOKENS, ignore_eos=True) for one in expected)
     begun = next(first).token_id
-    fired, layers = cluster.main.engine.gate_fired, itertools.count()
+    fired, layers = cluster.main.engine.on_gate_fired, itertools.count()
 
     def cancelling(visit: Any, layer: Any) -> None:
         fired(visit, layer)
         if visit.request == second.number and layer.is_block and next(layers) == 1:
             second.cancel()
 
-    cluster.main.engine.gate_fired = cancelling
+    cluster.main.engine.on_gate_fired = cancelling
     other = Later(lambda: collect(second))
     assert [begun, *collect(first)[0]] == list(expected[0].tokens)
     with pytest.raises(RequestCancelledError):
@@ -140,7 +140,7 @@ def test_a_node_is_lost_within_a_block(role: str, embedded: Any, reference: Any)
     expected = [reference("float32", number, TOKENS) for number in (0, 4)]
     scripted(cluster, expected)
     engine, layers = cluster.main.engine, itertools.count()
-    fired = engine.gate_fired
+    fired = engine.on_gate_fired
 
     def losing(visit: Any, layer: Any) -> None:
         fired(visit, layer)
@@ -148,7 +148,7 @@ def test_a_node_is_lost_within_a_block(role: str, embedded: Any, reference: Any)
             lost = engine.peers.workers[2] if role == "worker" else engine.peers.shadow
             lost.on_close(ClusterError("its cable was cut"))
 
-    engine.gate_fired = losing
+    engine.on_gate_fired = losing
     check_together(cluster.main, expected)
     assert engine.peers.lost == (["worker 2"] if role == "worker" else ["shadow"])
 

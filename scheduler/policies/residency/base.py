@@ -19,7 +19,8 @@ REMEMBERED_REQUESTS = 16
 
 
 class Residency(Protocol):
-    """One object serves one `Core`, all workers together. An expert that stays needs no load when it is chosen again: a hit."""
+    """One object serves one `Core`, all workers together. An expert that stays needs no load when it is chosen again: a
+    hit."""
 
     @property
     def homed(self) -> bool:
@@ -43,8 +44,8 @@ class Residency(Protocol):
         empty where the core does not get them."""
 
     def on_used(self, worker: int, expert: ExpertId, hit: bool, form: str) -> None:
-        """The rows of a chosen expert are sent to it; it is in a slot or in flight. `hit`: no load began for this use. `form`: the
-        one that the precision asks for, in whatever form it is held."""
+        """The rows of a chosen expert are sent to it; it is in a slot or in flight. `hit`: no load began for this use.
+        `form`: the one that the precision asks for, in whatever form it is held."""
 
     def on_left(self, worker: int, expert: ExpertId) -> None:
         """An expert that was kept is gone: evicted, pre-empted, failed, or lost with its worker."""

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from checkpoint import kv
 from checkpoint.family import config_from_dict, stored_dtype
 from checkpoint.sharding.source import read_header
 from checkpoint.sizes.configured_size import configured_size
@@ -93,10 +94,12 @@ def test_counts_are_those_of_real_weights(demo: Path) -> None:
 
 
 @pytest.mark.parametrize("family", ["jamba", "qwen3_next", "minimax", "nemotron_h", "kimi_linear", "deepseek_v3"])
-def test_states_do_not_grow_and_rows_do(family: str) -> None:
-    """A cache of n tokens is its states, and n rows: as many as after one token, which each count looks at."""
+def test_states_do_not_grow_and_rows_do(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A cache of n tokens is its states, and n rows: as in the family's own cache after a pass over n tokens."""
     config = families.configuration(family)
     sizes = [count(config, torch.float32, tokens) for tokens in (5, 17)]
+    monkeypatch.setattr(kv, "is_linear", lambda config: False)  # else no pass over n tokens is run
+    assert sizes == [count(config, torch.float32, tokens) for tokens in (5, 17)]
     assert [size.cache - size.state for size in sizes] == [tokens * sizes[0].cache_token for tokens in (5, 17)]
     assert (sizes[0].state > 0) is (family != "deepseek_v3")
     assert len({size.state for size in sizes}) == 1

@@ -60,7 +60,7 @@ def test_what_users_meet_has_a_name() -> None:
     """Every class that an answer, a plan or a simulation gives whoever asks for it."""
     program = "from odmoe import *\ndef of(answer: Completion, model: Model) -> Report: return answer.report\n"
     names: dict[str, Any] = {}
-    exec(program, names)
+    exec(compile(program, "a user's program", "exec", dont_inherit=True), names)
     assert names["errors"].ODMoEError is names["ODMoEError"]
 
 

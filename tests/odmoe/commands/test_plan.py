@@ -46,7 +46,7 @@ def simulated_once() -> Iterator[None]:
 
 
 quick, quick_together = functools.cache(outcome), functools.cache(speed_together)
-"""Of few tokens: these are only called where `few_visits` bounds them."""
+"""Each setup once. Only for tests with `few_visits`, which bounds the tokens."""
 
 
 @pytest.fixture

@@ -26,10 +26,10 @@ class ScriptedDrafts(Drafting):
         self._gained: dict[int, tuple[Sequence[int], int]] = {}
         """Request -> its answer, and how much of it there is."""
 
-    def opened(self, request: int, prompt: Sequence[int], room: int) -> None:
+    def on_opened(self, request: int, prompt: Sequence[int], room: int) -> None:
         self._gained[request] = self._answers[tuple(prompt)], 0
 
-    def decoded(self, request: int, tokens: Sequence[int]) -> tuple[int, bool | None]:
+    def on_decoded(self, request: int, tokens: Sequence[int]) -> tuple[int, bool | None]:
         answer, count = self._gained[request]
         self._gained[request] = answer, count + len(tokens)
         return 0, None

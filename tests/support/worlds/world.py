@@ -141,9 +141,9 @@ class World:
             event = self._inbox.popleft()
             self.referee.fact(event, self.now)
             commands = self.core.handle(event, self.now)
-            self.core.validate()
             self.log.append((event, self.now, commands))
             self.referee.answered(commands, self.core)
+            self.core.validate()
             for c in commands:
                 self.act(c)
             self.time_wait()

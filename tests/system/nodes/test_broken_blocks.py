@@ -58,9 +58,9 @@ class Watched:
         self.blocks = 0
         self.at_gate: Callable[[t.Visit, Any], None] = lambda visit, layer: None
         """Called with each gate that has fired, once its computations are on their way."""
-        self._fired, self.engine.gate_fired = self.engine.gate_fired, self._gate_fired  # type: ignore[method-assign]
+        self._fired, self.engine.on_gate_fired = self.engine.on_gate_fired, self._gate_fired  # type: ignore[method-assign]
         steps = self.main.steps
-        self._stepped, steps._stepped = steps._stepped, self._step_ended
+        self._stepped, steps._on_step_ended = steps._on_step_ended, self._step_ended
 
     def _gate_fired(self, visit: t.Visit, layer: Any) -> None:
         self._fired(visit, layer)

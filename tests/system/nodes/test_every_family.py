@@ -19,7 +19,7 @@ from support.paths import ROOT
 DEADLINE_S = 1200
 TESTS_A_FAMILY = 8
 OF_FORMATS = "the_experts or the_dense_part or the_tokenizer"
-"""Tests of formats, not of families, that no table needs."""
+"""Tests of formats. No table of docs/models.md has their results."""
 pytestmark = [pytest.mark.system, pytest.mark.timeout(DEADLINE_S + 60)]
 
 

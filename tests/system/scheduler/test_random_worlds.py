@@ -24,7 +24,7 @@ pytestmark = [pytest.mark.system, pytest.mark.timeout(1800)]
 
 WORLDS = int(os.environ.get("ODMOE_WORLDS", "1000"))
 FIRST = int(os.environ.get("ODMOE_FIRST_WORLD", "200"))
-"""Those before it are in tests/scheduler/core."""
+"""tests/scheduler/core has the first worlds of each kind."""
 SHARES = {random_plan: 0.2, choosing_plan: 0.2, eventful_plan: 0.3, stepping_plan: 0.3}
 """Of the worlds: with OD-MoE's choices, with any, drawn towards what is rare, with several requests in lock-step."""
 AUDITING = (0.0, 0.0, 0.05, 0.0, 0.3)

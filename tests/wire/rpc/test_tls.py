@@ -128,6 +128,8 @@ def test_a_certificate_that_expires_while_a_stream_is_open(kit, authority):
         with contextlib.suppress(CertificateError):
             kept = list(opened(seconds))
             break
+    else:
+        pytest.fail("no stream was opened before its certificate expired")
     time.sleep(max(0.0, kept[0][0] - time.monotonic()))
     for _, server, identity, channel, heard in kept:
         channel.send(Load(1, 0, 0, 0))
