@@ -59,7 +59,7 @@ def _demand(state: State, demand: Demand) -> Iterator[str]:
     waits = state.waiting.get(demand.seq) is demand
     queued = worker is not None and demand in worker.queue
     hosted = worker is not None and worker.hosted.get(demand.seq) is demand
-    in_slot = worker is not None and entry is not None and worker.slots[entry.slot] is entry and demand in entry.users
+    in_slot = worker is not None and entry is not None and entry in worker.slots and demand in entry.users
     places = {"queued": waits or queued, "hosted": hosted, "loading": in_slot, "ready": in_slot, "over": False}
     if not places[demand.state] or sum((waits, queued, hosted, in_slot)) != 1:
         yield f"{_name(demand)} is {demand.state}, and not in that place of worker {demand.worker}"
@@ -104,6 +104,8 @@ def _places(worker: Worker, demands: set[Demand]) -> Iterator[str]:
     listed = list(worker.demands())
     if any(demand not in demands or demand.worker != worker.number for demand in listed):
         yield "demands are listed that no visit needs there"
+    if len(set(listed)) != len(listed):
+        yield "a demand is listed twice"
     if [demand.rank for demand in worker.queue] != sorted(demand.rank for demand in worker.queue):
         yield "the queue is not in order"
     backlog = sum(demand.confirmed for demand in listed)
