@@ -84,7 +84,7 @@ class Importance:
                 self._watched.watching = True
             experts, counts = torch.unique(index, return_counts=True)
             named = dict(zip(experts.tolist(), counts.tolist(), strict=True))
-            self._scored.observed(Visit(0, 0, layer), named, rows(scores), False)
+            self._scored.on_gate_fired(Visit(0, 0, layer), named, rows(scores), False)
 
         return hook
 
@@ -154,7 +154,7 @@ class Judge:
                     if depth == 1:
                         self._forecast("next-gate", self._gate, of, said, one)
                         self._forecast("cross-layer, 75th percentile", self._cross, of, said, one)
-                    self._stacked.fired(visit, {}, (), False)
+                    self._stacked.on_gate_fired(visit, {}, (), False)
                     self._forecast(f"stacked, {depth} ahead", self._stacked, of, said, one)
                 of = visit._replace(layer=first)
                 if at:
@@ -170,7 +170,7 @@ class Judge:
                 self._top_score(name, layer, scores, one)
 
     def _forecast(self, kind: str, predictor: Any, visit: Visit, scores: Any, one: Pass) -> None:
-        for forecast in predictor.foreseen(visit, scores, (), False):
+        for forecast in predictor.on_foreseen(visit, scores, (), False):
             self._expected(kind, visit.layer, one.index[visit.layer], set(forecast.experts))
 
     def _expected(self, kind: str, layer: int, index: torch.Tensor, expected: set[int]) -> None:

@@ -97,5 +97,5 @@ def _replay(name: str, predictor: Predictor, shape: ModelShape, answers: list[li
                 said |= {
                     f.visit: f.experts for f in predictor.on_gate_fired(of, dict(sorted(named.items())), (), prefill)
                 }
-        predictor.closed(request)
+        predictor.on_request_closed(request)
     return counts
