@@ -5,14 +5,12 @@ from __future__ import annotations
 import json
 import os
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from main_node.drafting import _ShadowDrafts
 from odmoe.clusters.embedded import EmbeddedCluster
 from odmoe.commands.generate import Job
 from odmoe.settings.settings import Settings
@@ -70,23 +68,6 @@ def test_a_real_run_replays_to_the_same_commands(
     assert (report.recall is None) == (recording.core_config.system.predictor == "none")
 
 
-@pytest.fixture
-def drafts_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The main node waits for the first drafts: on a busy machine the shadow may never be ahead of it."""
-    following, begun = _ShadowDrafts.following, False
-
-    def patient(drafts: _ShadowDrafts, most: int) -> tuple[int, ...]:
-        nonlocal begun
-        end = time.monotonic() + 60.0
-        while not (found := following(drafts, most)) and not begun and time.monotonic() < end:
-            time.sleep(0.005)
-        begun = True
-        return found
-
-    monkeypatch.setattr(_ShadowDrafts, "following", patient)
-
-
-@pytest.mark.usefixtures("drafts_in_time")
 def test_blocks_of_a_real_run_are_read_by_token(
     demo_store: Callable[[str], Any], reference: Any, tmp_path: Path
 ) -> None:

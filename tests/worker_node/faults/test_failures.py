@@ -195,16 +195,17 @@ def test_a_lent_thread_that_is_interrupted_leaves_the_slot(
         with lent.lent():
             ready.set()
             try:
-                lent.run_until(lambda: main.got.qsize() >= 1 + computing, WAIT_S)
+                lent.run_until(over.is_set, WAIT_S)
             except BaseException as caught:  # noqa: BLE001
                 interrupted.append(caught)
 
-    ready = threading.Event()
+    ready, over = threading.Event(), threading.Event()
     thread = threading.Thread(target=waiting)
     thread.start()
     assert ready.wait(WAIT_S)
     main.send(Load(1, 0, 0, 3), desk.compute(2, 0, 0, 3))
     heard = main.hear(1 + computing)
+    over.set()
     lent.wake()
     thread.join(WAIT_S)
     assert heard["Failed", 2 if computing else 1].error == error
