@@ -37,7 +37,7 @@ test: lint types stubs-check  ## lint, types, stubs and the fast test suite
 WITHOUT_HOSTS := tests/system/nodes tests/system/scheduler
 
 # As root; a test that cannot run here (no sshd, no namespaces) is skipped and says why.
-test-system: env  ## the tests that start clusters: Ray, ssh, ten hosts, kills (up to 20 minutes)
+test-system: env  ## the tests that start clusters: Ray, ssh, ten hosts, kills (50 minutes on two cores)
 	@status=0; \
 	$(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist worksteal $(WITHOUT_HOSTS) || status=1; \
 	$(BIN)/python -m pytest tests/system $(WITHOUT_HOSTS:%=--ignore %) || status=1; \
