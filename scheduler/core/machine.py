@@ -145,7 +145,7 @@ class Core:
 
     @property
     def waiting(self) -> tuple[t.ExpertId, ...]:
-        """Needed by visits, and without a worker until the shortfall is over."""
+        """As `CoreSnapshot.waiting`."""
         return waiting_experts(self._state)
 
     @property

@@ -27,10 +27,7 @@ TRANSITIONS: dict[tuple[DemandState, DemandState], str] = {
     ("loading", "ready"): "finish_load: the bytes are in the slot",
     ("loading", "queued"): "requeue: pre-empted, its load has failed, or its worker is lost",
     ("loading", "over"): "end: cancelled",
-    (
-        "ready",
-        "queued",
-    ): "requeue: pre-empted, its form does not serve, a computation has failed, or its worker is lost",
+    ("ready", "queued"): "requeue: pre-empted, of a form that does not serve, failed, or lost with its worker",
     ("ready", "over"): "end: computed, or cancelled",
     ("hosted", "queued"): "requeue: a computation has failed, or its host place is lost",
     ("hosted", "over"): "end: computed, or cancelled",

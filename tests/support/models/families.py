@@ -188,12 +188,16 @@ SHARING = ("mixtral", "gpt_oss", "deepseek_v3", "minimax", "jamba", "qwen3_next"
 
 def of(chosen: Sequence[str]) -> Sequence[str]:
     """The `chosen` families; with `FAMILIES=all` in the environment, every one."""
-    return tuple(FAMILIES) if os.environ.get("FAMILIES") == "all" else chosen
+    return tuple(FAMILIES) if _is_every_family() else chosen
+
+
+def _is_every_family() -> bool:
+    return os.environ.get("FAMILIES") == "all"
 
 
 def paired(chosen: Sequence[str], ways: Sequence[str]) -> list[tuple[str, str]]:
     """Each of the `chosen` families with one of the `ways`, in turn; with `FAMILIES=all`, each with every way."""
-    if os.environ.get("FAMILIES"):
+    if _is_every_family():
         return [(family, way) for family in FAMILIES for way in ways]
     return [(family, ways[number % len(ways)]) for number, family in enumerate(chosen)]
 
