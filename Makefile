@@ -17,7 +17,7 @@ SHELL := bash
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help env packages demo test test-system figures format lint types stubs stubs-check lock clean python-check
+.PHONY: help env packages demo test test-system test-sweeps figures format lint types stubs stubs-check lock clean python-check
 
 PIP_FLAGS := --disable-pip-version-check --no-input --root-user-action=ignore
 
@@ -33,15 +33,21 @@ demo: env  ## answer one prompt with the small model in models/demo-moe (DEMO_PR
 test: lint types stubs-check  ## lint, types, stubs and the fast test suite
 	@$(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder
 
-# System tests without hosts or Ray: they run beside each other.
-WITHOUT_HOSTS := tests/system/nodes tests/system/scheduler
+# These have the machine to themselves: they start Ray, or have bounds of seconds.
+ALONE := tests/system/on_ray tests/system/promises tests/system/testbed tests/system/test_ten_hosts.py
+EVERY_FAMILY := tests/families/test_cluster.py::test_tokens_of_eager_and_a_shadow_that_follows
 
 # As root; a test that cannot run here (no sshd, no namespaces) is skipped and says why.
-test-system: env  ## the tests that start clusters: Ray, ssh, ten hosts, kills (50 minutes on two cores)
+test-system: env  ## the tests that start clusters: Ray, ssh, ten hosts, kills; every family (25 minutes on two cores)
 	@status=0; \
-	$(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist worksteal $(WITHOUT_HOSTS) || status=1; \
-	$(BIN)/python -m pytest tests/system $(WITHOUT_HOSTS:%=--ignore %) || status=1; \
+	FAMILIES=each $(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist worksteal $(ALONE:%=--ignore %) tests/system \
+	    $(EVERY_FAMILY) || status=1; \
+	$(BIN)/python -m pytest $(ALONE) || status=1; \
 	exit $$status
+
+test-sweeps: env  ## thousands of drawn worlds and messages, every family and RoPE scaling in all ways (30 minutes)
+	@$(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist worksteal tests/sweeps
+	@$(BIN)/python -m scripts.families --check
 
 figures: env  ## draw the papers' figures again, into results/figures (QUICK=1: small ones, in half an hour)
 	@$(BIN)/python -m scripts.figures $(if $(QUICK),--quick)

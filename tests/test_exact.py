@@ -1,6 +1,6 @@
 """Exact means exact: tokens and logits of Transformers `eager`, whatever the workers, slots, shadow and periods.
 
-Short answers; long ones are in tests/system/nodes/test_exact_long.py.
+Short answers; long ones are in tests/sweeps/test_exact_long.py.
 """
 
 from __future__ import annotations

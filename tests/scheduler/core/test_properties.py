@@ -5,7 +5,7 @@ into free slots of live workers and never of what is there, every row of every n
 nothing is evicted that a pass needs), after every fact that no expert is held for nobody and none waits for no reason,
 and at the end that every layer was resumed in time, or its request failed with a reason (workers were missing for too
 long, or an expert failed too often), that nothing is left, and that the core's figures agree with its own. Thousands of
-worlds are in tests/system/scheduler.
+worlds are in tests/sweeps/test_random_worlds.py.
 """
 
 from __future__ import annotations

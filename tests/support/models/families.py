@@ -179,27 +179,23 @@ TESTED = (
     *("mixtral", "qwen3_moe", "gpt_oss", "deepseek_v3", "minimax", "jamba", "qwen3_next", "deepseek_v4"),
     *("glm_moe_dsa", "nemotron_h", "inkling_text", "qwen3_vl_moe"),
 )
-"""Those that every run of the tests takes: each kind of gate, of expert and of cache. `FAMILIES=all`: every family, as
-the system tests have it."""
+"""Those that every run of the tests takes: each kind of gate, of expert and of cache. In the environment,
+`FAMILIES=each`: every family, in one way each, as `make test-system` has it; `FAMILIES=all`: in every way."""
 
 SHARING = ("mixtral", "gpt_oss", "deepseek_v3", "minimax", "jamba", "qwen3_next", "deepseek_v4")
 """Of these, those in which requests share steps in every run: one for each kind of cache."""
 
 
 def of(chosen: Sequence[str]) -> Sequence[str]:
-    """The `chosen` families; with `FAMILIES=all` in the environment, every one."""
-    return tuple(FAMILIES) if _is_every_family() else chosen
-
-
-def _is_every_family() -> bool:
-    return os.environ.get("FAMILIES") == "all"
+    """The `chosen` families, or every one; see `TESTED`."""
+    return tuple(FAMILIES) if os.environ.get("FAMILIES") in ("each", "all") else chosen
 
 
 def paired(chosen: Sequence[str], ways: Sequence[str]) -> list[tuple[str, str]]:
-    """Each of the `chosen` families with one of the `ways`, in turn; with `FAMILIES=all`, each with every way."""
-    if _is_every_family():
+    """Each of the `chosen` families with one of the `ways`, in turn; see `TESTED`."""
+    if os.environ.get("FAMILIES") == "all":
         return [(family, way) for family in FAMILIES for way in ways]
-    return [(family, ways[number % len(ways)]) for number, family in enumerate(chosen)]
+    return [(family, ways[number % len(ways)]) for number, family in enumerate(of(chosen))]
 
 
 NO_DISPATCH, NO_LANGUAGE_MODEL, TWO_HALVES = "ExpertsInterface", "no causal language model", "encoder with a decoder"

@@ -1,6 +1,6 @@
-"""The command line in processes of its own: interrupted at any moment, with Ray too; a full disk, a full output.
+"""The command line in processes of its own: interrupted at any moment; a full disk, a full output.
 
-Takes about 60 s on two idle cores.
+With Ray: tests/system/on_ray/test_interrupted.py. Takes about 60 s on two idle cores.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from support.machines.processes import HANG_S, ODMOE, Starter, marked, wait_until
+from support.machines.processes import HANG_S, ODMOE, Starter, wait_until
 
 pytestmark = pytest.mark.system
 
@@ -50,29 +50,13 @@ def test_interrupted_while_it_answers_without_a_shadow(start: Starter, demo: Pat
     running.check_interrupted()
 
 
-@pytest.mark.parametrize("after", [0.8, 1.6, 2.4])
+@pytest.mark.parametrize("after", [0.8, 2.4])
 def test_interrupted_while_it_starts(after: float, start: Starter, demo: Path) -> None:
     """`after` seconds from the moment that it loads torch."""
     running = start("generate", "-m", str(demo), "-n", "900", PROMPT)
     maps = Path(f"/proc/{running.process.pid}/maps")
     wait_until(lambda: "libtorch" in maps.read_text(), "torch is being loaded")
     time.sleep(after)
-    running.interrupt()
-    running.check_interrupted()
-
-
-@pytest.mark.parametrize("when", ["starting", "answering"])
-def test_an_interrupted_local_cluster_leaves_no_process(when: str, start: Starter, demo: Path) -> None:
-    """Though Ctrl-C is pressed twice."""
-    running = start(
-        "generate", "-m", str(demo), "-n", "900", "--cluster", "local", "--workers", "1", "--shadow", "none", PROMPT
-    )
-    if when == "answering":
-        assert running.first_byte()
-    else:
-        wait_until(lambda: any("raylet" in line for line in marked(running.mark)), "Ray starts")
-    running.interrupt()
-    time.sleep(0.25)
     running.interrupt()
     running.check_interrupted()
 

@@ -28,7 +28,7 @@ def commands(demo: Path, folder: Path) -> dict[str, list[str]]:
     }
 
 
-@pytest.mark.parametrize(("name", "moments"), [("generate", 6), ("shard", 6), ("simulate", 2), ("plan", 2)])
+@pytest.mark.parametrize(("name", "moments"), [("generate", 3), ("shard", 3), ("simulate", 2), ("plan", 2)])
 def test_a_signal_at_any_moment(name: str, moments: int, start: Starter, demo: Path, tmp_path: Path) -> None:
     """Each signal in its turn."""
     rng, command = random.Random(name), commands(demo, tmp_path)[name]

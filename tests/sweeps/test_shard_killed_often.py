@@ -22,7 +22,7 @@ from support.models.store_making import (
     shard,
 )
 
-pytestmark = pytest.mark.system
+pytestmark = pytest.mark.sweep
 
 
 @pytest.fixture(scope="module")
