@@ -17,7 +17,7 @@ SHELL := bash
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help env packages demo test test-system test-sweeps figures format lint types stubs stubs-check lock clean python-check
+.PHONY: help env packages demo test test-system test-slow figures format lint types stubs stubs-check lock clean python-check
 
 PIP_FLAGS := --disable-pip-version-check --no-input --root-user-action=ignore
 
@@ -35,19 +35,16 @@ test: lint types stubs-check  ## lint, types, stubs and the fast test suite
 
 # These have the machine to themselves: they start Ray, or have bounds of seconds.
 ALONE := tests/system/on_ray tests/system/promises tests/system/testbed tests/system/test_ten_hosts.py
-EVERY_FAMILY := tests/families/test_cluster.py::test_tokens_of_eager_and_a_shadow_that_follows
 
 # As root; a test that cannot run here (no sshd, no namespaces) is skipped and says why.
-test-system: env  ## the tests that start clusters: Ray, ssh, ten hosts, kills; every family (25 minutes on two cores)
+test-system: env  ## the tests that start clusters: Ray, ssh, ten hosts, kills (25 minutes on two cores)
 	@status=0; \
-	FAMILIES=each $(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist worksteal $(ALONE:%=--ignore %) tests/system \
-	    $(EVERY_FAMILY) || status=1; \
+	$(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist worksteal $(ALONE:%=--ignore %) tests/system || status=1; \
 	$(BIN)/python -m pytest $(ALONE) || status=1; \
 	exit $$status
 
-test-sweeps: env  ## thousands of drawn worlds and messages, every family and RoPE scaling in all ways (30 minutes)
-	@$(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist worksteal tests/sweeps
-	@$(BIN)/python -m scripts.families --check
+test-slow: env  ## the slow tests: many cases of what the fast ones try a few of (30 minutes on two cores)
+	@$(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist worksteal -m slow
 
 figures: env  ## draw the papers' figures again, into results/figures (QUICK=1: small ones, in half an hour)
 	@$(BIN)/python -m scripts.figures $(if $(QUICK),--quick)

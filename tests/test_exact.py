@@ -1,6 +1,6 @@
 """Exact means exact: tokens and logits of Transformers `eager`, whatever the workers, slots, shadow and periods.
 
-Short answers; long ones are in tests/sweeps/test_exact_long.py.
+Short answers; long ones are in tests/test_exact_long.py.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ def test_tokens_and_logits_bit_for_bit(name: str, dtype: str, number: int, embed
     check_bit_for_bit(embedded(dtype, **SETTINGS[name]), name, reference(dtype, number, TOKENS))
 
 
+@pytest.mark.slow
 def test_bit_for_bit_with_two_threads() -> None:
     """In a process of its own, with its own reference: all other tests compute with one thread."""
     ended = subprocess.run(

@@ -111,6 +111,7 @@ def test_where_restoring_is_slow_everything_is_loaded_in_full(
     assert {load.form for load in loads} == {""}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["fate", "hobbit"])
 def test_a_hit_is_an_expert_in_a_form_that_serves(name: str, embedded: Any, reference: Any, tmp_path: Path) -> None:
     """Counted again from the recording: what lay in slots, in which form, when each gate fired."""

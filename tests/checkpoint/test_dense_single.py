@@ -91,6 +91,7 @@ def assert_same(store: ExpertStore, model: Path, moved: bool = False) -> None:
         assert torch.equal(mine, yours), f"pass {step}: off by {float((mine - yours).abs().max())}"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 def test_demo_gives_the_logits_of_eager(demo: Path, store_of: Callable[..., ExpertStore], dtype: str) -> None:
     assert_same(store_of(demo, dtype), demo)

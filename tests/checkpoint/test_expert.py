@@ -33,6 +33,7 @@ def random_views(module: Any) -> Views:
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FAMILIES)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_plain_products_compute_every_family(name: str, dtype: str) -> None:
@@ -129,6 +130,7 @@ def test_a_slot_without_an_expert_decides_nothing(nothing: float, alike: bool, m
     assert made.is_equal(slot)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("hidden", "inner"), [(192, 288), (2048, 768), (64, 32), (512, 3584)])
 def test_calls_share_a_computation_only_where_every_bit_stays(dtype: str, hidden: int, inner: int) -> None:

@@ -154,6 +154,7 @@ def paths(value: Any, so_far: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
     return [so_far, *(path for key, child in children for path in paths(child, (*so_far, key)))]
 
 
+@pytest.mark.slow
 @settings(shared, max_examples=200)
 @given(data=st.data())
 def test_anything_in_place_of_any_field_gives_a_named_error_or_none(

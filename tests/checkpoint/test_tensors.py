@@ -109,6 +109,7 @@ def test_bytes_of_one_element_of_a_wider_tensor() -> None:
         assert torch.frombuffer(bytearray(data), dtype=torch.bfloat16).tolist() == [expected]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another C library")
 def test_freed_memory_goes_back_to_the_kernel() -> None:
     """Pieces too small for a mapping of their own; the last one is kept, so that the heap's end does not fall."""

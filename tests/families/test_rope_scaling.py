@@ -1,6 +1,6 @@
 """RoPE scaling on both sides of its limits: answers are those of Transformers' `generate`, however they are computed.
 
-Every family with every kind of scaling: `tests/sweeps/test_every_rope_scaling.py`.
+Every family with every kind of scaling: `tests/families/test_every_rope_scaling.py`.
 """
 
 from __future__ import annotations

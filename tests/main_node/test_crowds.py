@@ -1,6 +1,6 @@
 """Requests that come, are cancelled and fail at random points. The others' answers are those alone; nothing is left.
 
-A thousand more are drawn in tests/sweeps/test_many_crowds.py.
+A thousand more are drawn in tests/main_node/test_many_crowds.py.
 """
 
 from __future__ import annotations

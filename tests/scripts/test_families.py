@@ -69,7 +69,7 @@ def read_case(family: str, name: str, outcome: str = "") -> str:
 
 
 def test_the_page_has_the_tables_of_a_run_in_which_every_test_passed(tmp_path: Path) -> None:
-    """That they do pass is what `make test-sweeps` shows."""
+    """That they do pass is what `make test-slow` shows."""
     refused = [
         case(f"test_refused_before_anything_is_written[{family}]", {"refused": f"{error.__name__}: {part}"})
         for family, (error, part) in REFUSED.items()

@@ -55,6 +55,7 @@ def replace(monkeypatch: pytest.MonkeyPatch, owner: type, name: str, function: C
             monkeypatch.setattr(kind, name, function)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", READERS)
 def test_too_little_memory_is_no_damage(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     publish, owner, read = READERS[name]

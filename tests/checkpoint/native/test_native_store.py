@@ -81,6 +81,7 @@ def test_restored_experts_are_the_dequantised_ones(native: ExpertStore, dequanti
     check_same_parameters(native, dequantised)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 def test_in_another_dtype(source: Source, tmp_path: Path, dtype: str) -> None:
     native = shard(source, tmp_path / "native", dtype)
@@ -88,6 +89,7 @@ def test_in_another_dtype(source: Source, tmp_path: Path, dtype: str) -> None:
     check_same_parameters(native, shard(source, tmp_path / "dequantised", dtype, experts="dequantised"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", ["", "int4"])
 def test_threads_in_and_out_of_inference_mode_restore_in_turns(native: ExpertStore, form: str) -> None:
     """A worker's own thread is not in it; the model's, which is lent to the worker, is. Both write to one memory."""
@@ -109,6 +111,7 @@ def test_memory_for_restoring_is_what_is_allocated(native: ExpertStore, dequanti
     assert ExpertParameters(dequantised.manifest, threads=threads).allocated_bytes == 0
 
 
+@pytest.mark.slow
 def test_forms_are_those_of_the_dequantised_experts(native: ExpertStore, source: Source, tmp_path: Path) -> None:
     other = add_forms(shard(source, tmp_path / "plain", experts="dequantised"), ("int4",))
     formed = add_forms(native, ("int4",))
@@ -155,6 +158,7 @@ def test_a_damaged_expert_is_named(native: ExpertStore) -> None:
         add_forms(native, ("int4",))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("change"),
     [

@@ -163,6 +163,7 @@ def in_a_process(**environment: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, env=given, cwd=ROOT, capture_output=True, text=True, timeout=120, check=True)
 
 
+@pytest.mark.slow
 def test_a_user_sees_why_torch_restores() -> None:
     """numba compiles nothing here."""
     ended = in_a_process(NUMBA_DISABLE_JIT="1")
@@ -171,6 +172,7 @@ def test_a_user_sees_why_torch_restores() -> None:
         assert ended.stderr.count(f"torch restores {name}, several times slower") == 1
 
 
+@pytest.mark.slow
 def test_routines_are_compiled_for_the_processor_that_numba_is_set_to(tmp_path: Path) -> None:
     """Without the instructions that this one has. And nothing is kept that could be damaged, or be run elsewhere."""
     ended = in_a_process(NUMBA_CPU_NAME="generic", NUMBA_CPU_FEATURES="", NUMBA_CACHE_DIR=str(tmp_path))

@@ -137,6 +137,7 @@ def test_a_shard_that_is_too_short(tmp_path: Path) -> None:
     refused(model, tmp_path, CorruptCheckpointError, files[1].name)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("family", "inner"),
     [

@@ -60,6 +60,7 @@ def read(store: ExpertStore, layer: int, expert: int, form: str = "") -> torch.T
 # --- what is in them --------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("family", "dtype"),
     [

@@ -58,6 +58,7 @@ def test_every_bit_is_hqqs(
         assert same_bits(groups.to(dtype), bits)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("bits", [4, 2])
 @pytest.mark.parametrize("spread", [0.02, 1.0])
 def test_a_weight_of_a_real_size(bits: int, spread: float) -> None:

@@ -79,6 +79,7 @@ def unchanged(folder: Path) -> list[Path]:
 # --- what a store holds -----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 def test_demo_is_what_transformers_loads(demo: Path, store_of: Callable[..., ExpertStore], dtype: str) -> None:
     store = store_of(demo, dtype)
@@ -105,6 +106,7 @@ def test_every_family_is_what_transformers_loads(
     assert_as_transformers_loads(store_of(model), model, torch.bfloat16)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
 def test_one_expert_at_a_time_is_what_transformers_loads(
     tiny: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, family: str

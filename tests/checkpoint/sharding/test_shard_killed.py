@@ -41,6 +41,7 @@ def maker(model: Path) -> Iterator[StoreMaker]:
     made.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layers", [1, 7])
 def test_killed_after_some_layers(maker: StoreMaker, tmp_path: Path, whole: dict[str, bytes], layers: int) -> None:
     check_killed_after(maker, tmp_path / "store", whole, layers)

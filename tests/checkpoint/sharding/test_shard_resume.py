@@ -82,6 +82,7 @@ def half(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return partial_of(target)
 
 
+@pytest.mark.slow
 @settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_anything_may_happen_to_what_is_half_done(

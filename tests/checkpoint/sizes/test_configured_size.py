@@ -142,6 +142,7 @@ def test_small_configurations(family: str) -> None:
     assert agree(small(family), 200)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", SMALL)
 @pytest.mark.parametrize("change", CHANGES, ids=str)
 def test_a_changed_configuration(family: str, change: dict[str, Any]) -> None:
@@ -176,6 +177,7 @@ def test_a_wrong_configuration_is_left_to_transformers() -> None:
         assert configured_size(fields, None, CONTEXT, "model") is None
 
 
+@pytest.mark.slow
 def test_plan_imports_neither_torch_nor_transformers() -> None:
     code = (
         "import sys\nfrom odmoe.command_line import run\n"

@@ -93,6 +93,7 @@ def test_counts_are_those_of_real_weights(demo: Path) -> None:
     assert found.linear == attention
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", ["jamba", "qwen3_next", "minimax", "nemotron_h", "kimi_linear", "deepseek_v3"])
 def test_states_do_not_grow_and_rows_do(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A cache of n tokens is its states, and n rows: as in the family's own cache after a pass over n tokens."""

@@ -140,6 +140,7 @@ def deepseek_v4(path: Path) -> Path:
     return published.publish_deepseek_v4(families.build("deepseek_v4"), path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("publish", "encoding", "experts"),
     [

@@ -93,6 +93,7 @@ def test_errors_reach_who_awaits(model: odmoe.Model) -> None:
     asyncio.run(ask())
 
 
+@pytest.mark.slow
 def test_a_cancelled_task_gives_its_answer_up(model: odmoe.Model) -> None:
     async def ask() -> None:
         begun = asyncio.Event()

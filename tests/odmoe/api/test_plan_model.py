@@ -67,13 +67,14 @@ def without_dtypes(fields: dict[str, Any]) -> dict[str, Any]:
 # --- the dtype --------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_an_expert_of_qwen3_vl_30b(tmp_path: Path) -> None:
     """Three matrices of 2048 x 768 in bfloat16: 9.44 MB."""
     found = planned(written(tmp_path, QWEN3_VL_30B, None))
     assert (found.expert_bytes, found.dtype, found.layers) == (3 * 2048 * 768 * 2, "bfloat16", 48)
 
 
-@pytest.mark.parametrize("family", [*families.of(families.TESTED), *WRAPPERS])
+@pytest.mark.parametrize("family", [*families.every(families.TESTED), *WRAPPERS])
 def test_bytes_of_an_expert_are_those_of_transformers(
     family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -140,6 +141,7 @@ def both(path: Path) -> tuple[str, str]:
     return said[0], said[1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", FORMATS)
 @pytest.mark.parametrize("where", ["", "text_config"])
 def test_a_format_that_shard_refuses(case: str, where: str, tmp_path: Path) -> None:
@@ -164,6 +166,7 @@ def test_a_format_in_a_file_of_its_own(name: str, tmp_path: Path) -> None:
         read_config(str(path if name == "directory" else path / "config.json"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", families.REFUSED)
 def test_a_family_that_shard_refuses(family: str, tmp_path: Path) -> None:
     plan, store = both(written(tmp_path / "model", {"model_type": family}))

@@ -19,6 +19,7 @@ def examples() -> list[tuple[int, str]]:
     return [(text.count("\n", 0, found.start(1)) + 1, found.group(1)) for found in BLOCK.finditer(text)]
 
 
+@pytest.mark.slow
 def test_every_example_runs(
     service: Served, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

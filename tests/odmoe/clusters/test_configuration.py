@@ -192,6 +192,7 @@ def test_full_precision_where_every_expert_fits_in_full(
         assert configured.core.system.precision == "full"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("slots", "own", "forms"), [(1, 640, ("int4",)), (640, 1, FULL)])
 def test_a_host_with_slots_of_its_own_loads_the_forms_that_the_core_asks_for(
     slots: int, own: int, forms: tuple[str, ...], demo_forms: ExpertStore

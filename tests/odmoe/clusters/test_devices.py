@@ -113,6 +113,7 @@ def test_by_default_nothing_is_there_and_answers_stay_exact(
     assert "2 workers on the processor; --device privateuseone is for the accelerator" in said[0]
 
 
+@pytest.mark.slow
 def test_main_node_and_shadow_may_be_on_two_accelerators(
     store: ExpertStore, reference: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -133,6 +134,7 @@ def test_main_node_and_shadow_may_be_on_two_accelerators(
     assert report.recall > 0.9
 
 
+@pytest.mark.slow
 def test_a_token_waits_once_a_layer_and_once_for_itself(
     machine: Machine, store: ExpertStore, prompt: list[int]
 ) -> None:
@@ -142,6 +144,7 @@ def test_a_token_waits_once_a_layer_and_once_for_itself(
     assert found == {("to host", "transfer.py:to_host"): LAYERS + 1, ("to device", "transfer.py:to_device"): LAYERS + 1}
 
 
+@pytest.mark.slow
 def test_so_does_one_with_log_probabilities_penalties_and_a_schema(
     machine: Machine, store: ExpertStore, prompt: list[int]
 ) -> None:
@@ -180,6 +183,7 @@ def test_what_is_told_and_chosen_there_is_as_on_the_processor(
     assert waited == [len(steps[0]) * (LAYERS + 1) + 1 + 1 + 2, 0]
 
 
+@pytest.mark.slow
 def test_rows_and_outputs_of_workers_there_stay_there(
     machine: Machine, store: ExpertStore, reference: Any, prompt: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -197,6 +201,7 @@ def test_rows_and_outputs_of_workers_there_stay_there(
 SYSTEMS = [{"system": "importance"}, {"predictor": "next-gate"}, {"predictor": "next-layer", "router": "skip"}]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("system", SYSTEMS)
 def test_policies_that_read_scores_get_them_there(
     machine: Machine, store: ExpertStore, prompt: list[int], system: dict[str, Any]
@@ -210,6 +215,7 @@ def test_policies_that_read_scores_get_them_there(
     assert found == wanted
 
 
+@pytest.mark.slow
 def test_several_requests_share_steps_there(machine: Machine, store: ExpertStore, reference: Any) -> None:
     answers = [reference("float32", number, TOKENS) for number in range(2)]
     with closing(EmbeddedCluster(there(shadow="fp16"), store)) as cluster:
@@ -225,6 +231,7 @@ def test_several_requests_share_steps_there(machine: Machine, store: ExpertStore
     assert found == [one.tokens for one in answers]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("line", ["item", "cpu"])
 def test_a_crossing_that_nothing_asked_for_is_found(
     machine: Machine, store: ExpertStore, prompt: list[int], line: str, monkeypatch: pytest.MonkeyPatch

@@ -37,6 +37,7 @@ def same(recording: Recording) -> bool:
     return done.difference is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "settings",
     [
@@ -68,6 +69,7 @@ def test_a_real_run_replays_to_the_same_commands(
     assert (report.recall is None) == (recording.core_config.system.predictor == "none")
 
 
+@pytest.mark.slow
 def test_blocks_of_a_real_run_are_read_by_token(
     demo_store: Callable[[str], Any], reference: Any, tmp_path: Path
 ) -> None:
@@ -92,6 +94,7 @@ def test_blocks_of_a_real_run_are_read_by_token(
     assert sum(found[1].drafts.values()) >= last.report.accepted
 
 
+@pytest.mark.slow
 def test_answers_at_once_and_one_given_up(
     embedded: Callable[..., EmbeddedCluster], reference: Any, tmp_path: Path
 ) -> None:

@@ -7,10 +7,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from transformers import cache_utils
 
 from support.paths import ROOT
 
+pytestmark = pytest.mark.slow
 PREPARED = "import sys; from odmoe.clusters.process import prepare_process; prepare_process()\n"
 THREADS = """
 import importlib, threading

@@ -203,6 +203,7 @@ class Dying(EmbeddedCluster):
         raise MainNodeLostError("the main node died: SIGKILL")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("schema", [None, '{"type": "string", "maxLength": 30}'], ids=["", "schema"])
 def test_every_step_once_with_all_that_was_asked_for(schema: str | None, demo_store: Any) -> None:
     """The prompt's log-probabilities, too: with the first token, and not again with the first of the second answer."""

@@ -141,6 +141,7 @@ def test_without_anything_the_help_is_shown(cli: CommandLine) -> None:
 # --- what a terminal shows --------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("no_color", [False, True])
 def test_a_terminal_shows_what_is_done(
     no_color: bool, cli: CommandLine, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -168,6 +169,7 @@ def test_standard_output_that_is_full(cli: CommandLine, demo: Path) -> None:
 # --- many prompts -----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_many_prompts(cli: CommandLine, demo: Path, tmp_path: Path, expected: Expected) -> None:
     """Answered three at a time, printed in their own order, each as if it were alone."""
     asked = [PROMPT, "HAMLET", "My fellow Americans,\nwe", "Mr. Speaker,", "Question: how many"]
@@ -188,6 +190,7 @@ def test_many_prompts(cli: CommandLine, demo: Path, tmp_path: Path, expected: Ex
     assert "\n  3  My fellow Americans, we\n" in answer.err
 
 
+@pytest.mark.slow
 def test_one_of_many_that_fails(
     cli: CommandLine, demo: Path, tmp_path: Path, expected: Expected, monkeypatch: pytest.MonkeyPatch
 ) -> None:

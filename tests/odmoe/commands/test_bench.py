@@ -218,6 +218,7 @@ def test_the_command_line(cli: CommandLine, disk: Path, served: tuple[str, str])
     check_one_line(refused, 1, "CertificateError", [address])
 
 
+@pytest.mark.slow
 def test_a_store_is_read_as_it_is(cli: CommandLine, disk: Path, demo: Path) -> None:
     store = prepare_store(str(demo), str(disk / "store"), None)
     before = sorted(path.stat().st_mtime_ns for path in store.path.rglob("*"))
@@ -247,6 +248,7 @@ def test_a_peer_that_hangs_up_is_an_error(monkeypatch: pytest.MonkeyPatch) -> No
 SLOW, FAST = loads.Loads(EXPERT, 5, 1.234e9, 1e9, 2e9, True), loads.Loads(EXPERT, 5, 24.9e9, 20e9, 25e9, True)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("short_plans")
 def test_a_plan_takes_the_flags(cli: CommandLine, demo: Path) -> None:
     """With a GPU loads are those from host memory, and a link is one to another host."""

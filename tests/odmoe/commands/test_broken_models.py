@@ -145,6 +145,7 @@ def test_broken_stores(name: str, cli: CommandLine, demo: Path, store: Path) -> 
     check_one_line(cli("generate", "-m", str(store), "hello"), 1, kind, words)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("no_nodes")
 def test_stores_of_another(cli: CommandLine, demo: Path, tiny: Path, tmp_path: Path, store: Path) -> None:
     other = tmp_path / "other"

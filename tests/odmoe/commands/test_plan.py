@@ -74,6 +74,7 @@ def planned(cli: CommandLine) -> Callable[..., dict[str, Any]]:
     return call
 
 
+@pytest.mark.slow
 def test_the_answer_in_words_comes_first(cli: CommandLine) -> None:
     answer = cli("plan", "-m", MIXTRAL, "--workers", "8", "--worker-memory", "1GB")
     assert (answer.code, answer.err) == (0, "")
@@ -96,6 +97,7 @@ def test_the_answer_in_words_comes_first(cli: CommandLine) -> None:
         assert part in " ".join(figures.split())
 
 
+@pytest.mark.slow
 def test_the_same_as_one_object(planned: Callable[..., dict[str, Any]]) -> None:
     found = planned("-m", MIXTRAL)
     assert found["equation_1"]["holds"] is False
@@ -139,6 +141,7 @@ def test_several_requests_at_once(
     assert f"4 at once: {rates[4, False]:.2f} tokens/s together, {rates[4, True]:.2f} with --batch-dense" in said
 
 
+@pytest.mark.slow
 def test_advice_has_its_range_over_the_fits_of_a_profile(
     planned: Callable[..., dict[str, Any]], cli: CommandLine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -186,6 +189,7 @@ def test_a_gguf_file_that_is_not_there_is_refused_as_elsewhere(cli: CommandLine)
     assert "GGUF" in cli("plan", "--help").out
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("few_tokens")
 @pytest.mark.parametrize(("shadow", "machines"), [("int8", 6), ("none", 5)])
 def test_a_shadow_that_is_larger_than_the_model_is_not_advised(
@@ -207,6 +211,7 @@ def test_a_shadow_that_is_larger_than_the_model_is_not_advised(
 FEW_LAYERS = {"model_type": "qwen3_next", "dtype": "bfloat16", "num_experts": 16, "num_hidden_layers": 8}
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("few_tokens")
 def test_states_of_recurrent_layers_bound_the_speed_on_a_slow_link(cli: CommandLine, tmp_path: Path) -> None:
     """Qwen3-Next-80B has 78 MB of them in 48 layers, however many experts: 0.62 s at 1 Gbit/s."""
@@ -253,6 +258,7 @@ def test_a_directory_or_a_store_serves_as_well(
     assert stored["expert_bytes"] * stored["layers"] * stored["experts"] == store.manifest.expert_bytes
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("scheme", "off"), [("fp16", 0.005), ("int8", 0.03), ("nf4", 0.06)])
 def test_a_planned_shadow_is_as_large_as_a_real_one(
     demo: Path, demo_store: Callable[[str], Any], scheme: str, off: float
@@ -336,6 +342,7 @@ def test_a_profile_on_which_loads_take_no_time(cli: CommandLine, tmp_path: Path)
     assert found["decode_tokens_per_s"] == found["decode_tokens_per_s_if_loads_took_no_time"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("content", "says"),
     [

@@ -240,6 +240,7 @@ def test_recorded_routes_are_simulated_beside_what_was_measured(cli: CommandLine
     assert "recorded" in cli("simulate", "--routes", str(log)).out
 
 
+@pytest.mark.slow
 def test_recorded_requests_can_be_answered_together(cli: CommandLine, both: Path) -> None:
     """Recorded one after the other."""
     apart, together = facts(cli, "--routes", str(both)), facts(cli, "--routes", str(both), "--parallel", "2")
@@ -268,6 +269,7 @@ def test_recorded_drafts_are_simulated_as_they_were(cli: CommandLine, drafted: P
     assert f"{found['acceptance']:.1%} of the shadow's own tokens are right, as recorded" in said
 
 
+@pytest.mark.slow
 def test_other_drafts_than_the_recorded_ones(cli: CommandLine, drafted: Path) -> None:
     assert facts(cli, "--routes", str(drafted), "--draft", "0")["rows_a_pass"] is None
     assert facts(cli, "--routes", str(drafted), "--draft", "7")["rows_a_pass"] > 4
@@ -302,6 +304,7 @@ def test_recorded_routes_on_fewer_workers(cli: CommandLine, log: Path) -> None:
     assert (found["workers"], found["group_size"]) == (1, 1)
 
 
+@pytest.mark.slow
 def test_luck_is_how_far_other_draws_are(cli: CommandLine) -> None:
     """Rates of many seeds scatter by about what one run says; what is not drawn at all has none."""
     drawn = ("--recall", "0.9", "--layers", "8", "--tokens", "32")
@@ -332,6 +335,7 @@ def test_a_replay_that_differs_fails(cli: CommandLine, log: Path, tmp_path: Path
     assert json.loads(cli("simulate", "--replay", str(other), "--json").out)["identical"] is False
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("flags", "says"),
     [

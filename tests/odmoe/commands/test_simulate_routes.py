@@ -19,6 +19,7 @@ def facts(cli: CommandLine, *flags: str) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.slow
 def test_what_keeps_popular_experts_loads_less_often(cli: CommandLine) -> None:
     """A pass over all layers uses more experts than there are slots, so that an LRU of all layers never has the one
     that is needed; shares of each layer keep what is popular, and frequency keeps it better."""
@@ -44,6 +45,7 @@ def test_uniform_routes_compare_no_memories(cli: CommandLine, kept: tuple[str, s
     assert "give demo-moe, deep-moe, fine-moe, or a recording" in said
 
 
+@pytest.mark.slow
 def test_requests_of_text_share_more_experts(cli: CommandLine) -> None:
     eight = ("--requests", "8", "--tokens", "8")
     alike = facts(cli, *eight, "--route-model", "deep-moe")["experts_a_layer"]

@@ -86,6 +86,7 @@ def model(demo: Path) -> Any:
     return AutoModelForCausalLM.from_pretrained(demo, dtype=torch.float32, experts_implementation="eager")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("start", "length"), [(3, 1), (30, 12)])
 def test_as_generate_ends(
     start: int, length: int, cluster: EmbeddedCluster, greedy: Any, model: Any, demo: Path

@@ -49,6 +49,7 @@ WRONG: list[tuple[list[str], str]] = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("no_nodes")
 @pytest.mark.parametrize(("flags", "says"), WRONG, ids=[" ".join(flags) for flags, _ in WRONG])
 def test_what_is_wrong_is_said_before_nodes_are_started(
@@ -68,6 +69,7 @@ def test_a_model_without_a_token_predictor(cli: CommandLine, demo: Path, tmp_pat
     assert f"{bare}/token_predictor.safetensors does not exist; make them with {command}" in answer.err
 
 
+@pytest.mark.slow
 def test_reports_name_what_was_chosen_otherwise(cli: CommandLine, demo: Path) -> None:
     flags = ("--system", "importance", "--alpha", "0.1", "--residency", "lru", "--device-memory", "30%", *QUICK)
     answer = cli("generate", "-m", str(demo), *flags, "hello")

@@ -61,6 +61,7 @@ def answered(demo_model: Any, demo: Path, gsm8k: list[str]) -> torch.Tensor:
     return out
 
 
+@pytest.mark.slow
 def test_the_demo_models_own_predictor_foretells(demo_model: Any, demo: Path, answered: torch.Tensor) -> None:
     path = demo / token_predictor.FILE
     assert accuracy(demo_model, path, answered, 40) > 0.5  # chance is a quarter
@@ -90,6 +91,7 @@ def bare(demo: Path, tmp_path: Path) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_a_few_answers_are_enough_to_be_better_than_chance(
     cli: CommandLine, demo_model: Any, answered: torch.Tensor, bare: Path, tmp_path: Path
 ) -> None:
@@ -137,6 +139,7 @@ def test_checksums_of_another_folder_stay(cli: CommandLine, bare: Path, tmp_path
     assert sums.read_text() == before
 
 
+@pytest.mark.slow
 def test_what_cannot_be_is_said_before_the_model_is_loaded(
     cli: CommandLine, demo: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

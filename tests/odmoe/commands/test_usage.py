@@ -134,6 +134,7 @@ def test_nothing_answers_at_the_address(cli: CommandLine, demo: Path, monkeypatc
     check_one_line(cli("generate", "-m", str(demo), "--cluster", "127.0.0.1:1", "hello"), 1, "LaunchError", words)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("left", ["127.0.0.1:1", None, "no address"])
 def test_no_ray_runs_here(left: str | None, cli: CommandLine, demo: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ray itself would try the address that an ended Ray has left for 40 s, twice, and say so in lines of its own."""

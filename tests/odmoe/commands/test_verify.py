@@ -95,6 +95,7 @@ def test_the_demo_model_is_exact(verify: Any) -> None:
     assert (prompt["logits"], prompt["bit_equal_logits"], prompt["logit_difference"]) == (6, 6, 0.0)
 
 
+@pytest.mark.slow
 def test_three_samples_and_a_verdict_in_words(cli: CommandLine, demo: Path) -> None:
     answer = cli("verify", str(demo), "--workers", "2", "--threads", "1", "--shadow", "none", "-n", "2")
     assert answer.code == 0, answer.err
@@ -111,6 +112,7 @@ def test_other_experts_are_found(verify: Any, altered: Path, verdicts: list[Verd
     assert said.endswith("\nNot exact: the answers to prompt 1 of 1 differ from those of Transformers.")
 
 
+@pytest.mark.slow
 def test_another_token_is_found_though_the_logits_are_right(verify: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """The third token is the second best."""
     choose, count = Chooser.choose, 0
@@ -130,6 +132,7 @@ def test_another_token_is_found_though_the_logits_are_right(verify: Any, monkeyp
     assert prompt["difference"]["logits"][0] > prompt["difference"]["logits"][1]
 
 
+@pytest.mark.slow
 def test_an_approximate_system_has_not_failed(verify: Any, verdicts: list[Verdict]) -> None:
     flags = ("--system", "importance", "--alpha", "0.9", "--device-memory", "25%")
     code, found = verify(*flags)
@@ -145,6 +148,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[torch.device, Cro
         yield found
 
 
+@pytest.mark.slow
 def test_on_a_device_the_reference_is_there_too(
     cli: CommandLine, demo: Path, machine: tuple[torch.device, Crossings], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -158,6 +162,7 @@ def test_on_a_device_the_reference_is_there_too(
     assert crossings.by_asker("to device")["whole_model.py:load_whole"] > 0
 
 
+@pytest.mark.slow
 def test_roles_on_devices_that_round_differently_are_no_defect(
     cli: CommandLine, demo: Path, machine: tuple[torch.device, Crossings], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -230,6 +235,7 @@ def beams(demo: Path, tmp_path: Path) -> Callable[..., Path]:
     return made
 
 
+@pytest.mark.slow
 def test_generation_settings_that_the_engine_ignores_are_no_part_of_the_comparison(
     cli: CommandLine, beams: Callable[..., Path]
 ) -> None:
@@ -306,6 +312,7 @@ def numbers_in(model: Path) -> int:
         return sum(file.get_tensor(key).numel() for key in file.keys())  # noqa: SIM118 - it is no dictionary
 
 
+@pytest.mark.slow
 def test_memory_is_needed_for_every_weight(demo: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     weights, config = numbers_in(demo), checked_config(demo)
     for dtype, size in (("float32", 4), ("bfloat16", 2)):
@@ -354,6 +361,7 @@ def test_it_makes_the_store_that_generate_would(
     check_one_line(cli("verify", str(demo), "--experts", "other"), 2, "ConfigError", ["--experts", "native"])
 
 
+@pytest.mark.slow
 def test_what_cannot_be_is_said_before_anything_is_loaded(
     cli: CommandLine, demo: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

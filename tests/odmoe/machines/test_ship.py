@@ -114,6 +114,7 @@ def test_a_project_that_is_not_whole_is_named(project: Path, tmp_path: Path) -> 
     assert not (tmp_path / "code.tar.gz").exists()
 
 
+@pytest.mark.slow
 def test_this_project_runs_from_its_archive(tmp_path: Path) -> None:
     """With the environment that env.sh sets, and nothing of this checkout; from there it could be sent on."""
     digest = code_archive(tmp_path / "code.tar.gz")

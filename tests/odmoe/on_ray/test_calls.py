@@ -69,6 +69,7 @@ def test_tokens_and_report() -> None:
     assert (held.keys(), main.cancelled) == ([], [])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("taken", [1, 2])
 def test_a_dropped_answer_is_found_without_a_collection(taken: int, uncollected: None) -> None:
     held, main = HeldAnswers(), Main(*STEPS)
@@ -80,6 +81,7 @@ def test_a_dropped_answer_is_found_without_a_collection(taken: int, uncollected:
     assert (held.keys(), main.cancelled) == ([], []), "a finalizer makes no calls"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("taken", [0, 3])
 def test_an_answer_that_has_not_begun_or_has_ended_is_not_cancelled(taken: int, uncollected: None) -> None:
     held = HeldAnswers()

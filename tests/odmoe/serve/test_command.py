@@ -21,6 +21,7 @@ def start() -> Iterator[Starter]:
         yield made
 
 
+@pytest.mark.slow
 def test_a_signal_ends_it_with_its_answers(start: Starter, demo: Path) -> None:
     running = start("serve", "-m", str(demo), *SERVED_SMALL)
     url = address_of(running)

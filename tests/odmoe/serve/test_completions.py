@@ -115,6 +115,7 @@ def test_characters_of_several_tokens_arrive_whole(client: OpenAI, tokenizer: An
         assert not event.choices[0].text.endswith("\N{REPLACEMENT CHARACTER}") or event is events[-2]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
     [
@@ -167,6 +168,7 @@ def test_stop_texts(client: OpenAI, stop: Any) -> None:
     assert (parts, events[-1].choices[0].finish_reason) == (expected, "stop")
 
 
+@pytest.mark.slow
 def test_penalties_change_the_answer(client: OpenAI) -> None:
     """One that repeats some of its tokens."""
     asked: dict[str, Any] = {"model": NAME, "prompt": PROMPT, "max_tokens": 40}

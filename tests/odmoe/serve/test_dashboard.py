@@ -104,6 +104,7 @@ def world(demo_store: Callable[[str], Any], shadow_model: Callable[[str], Any]) 
             cluster.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("expression", TARGETS)
 def test_each_query_finds_figures(expression: str, world: World) -> None:
     found = world.ask(expression)

@@ -109,6 +109,7 @@ def test_more_answers_than_places_are_given_in_turn(served: Served) -> None:
     assert len(found.choices) == 9
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("error", "status", "code"),
     [

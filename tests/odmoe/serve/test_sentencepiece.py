@@ -92,6 +92,7 @@ def whole(model: Model, prompt: list[int], count: int, bias: dict[int, float]) -
     return prompt + last.report.token_ids, last.report.token_ids
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("prompt", PROMPTS)
 def test_prompt_and_answer_are_the_text_of_both(
     client: OpenAI, model: Model, unlikely: dict[int, float], prompt: str

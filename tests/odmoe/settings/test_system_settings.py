@@ -70,6 +70,7 @@ print(json.dumps({
 """
 
 
+@pytest.mark.slow
 def test_another_choice_takes_its_declaration_and_the_registry_alone() -> None:
     """In a process where `dice` was declared and registered before anything read the declaration."""
     done = subprocess.run(

@@ -14,6 +14,7 @@ from odmoe.training.observed_model import ObservedModel
 from support.models.checkpoints import build
 
 
+@pytest.mark.slow
 def test_answers_together_are_those_of_each_alone(demo: Path) -> None:
     """Prompts of three lengths, so that two are padded; one answer ends early, by a token of its own."""
     observed = ObservedModel(load_whole(demo, "float32"))

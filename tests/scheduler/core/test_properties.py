@@ -5,7 +5,7 @@ into free slots of live workers and never of what is there, every row of every n
 nothing is evicted that a pass needs), after every fact that no expert is held for nobody and none waits for no reason,
 and at the end that every layer was resumed in time, or its request failed with a reason (workers were missing for too
 long, or an expert failed too often), that nothing is left, and that the core's figures agree with its own. Thousands of
-worlds are in tests/sweeps/test_random_worlds.py.
+worlds are in test_many_worlds.py.
 """
 
 from __future__ import annotations
@@ -160,6 +160,7 @@ def test_worlds_with_od_moes_choices_reach_every_branch_that_is_hard() -> None:
     assert {what: runs[what] for what in rare if runs[what] < 2} == {}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", sorted({*RESIDENCIES, *POLICIES}))
 def test_all_workers_are_lost_at_any_moment_and_come_back_every_request_is_answered(policy: str) -> None:
     waited = 0
@@ -268,6 +269,7 @@ def test_what_stays_is_loaded_once_whatever_the_slots(seed: int) -> None:
     assert hits >= 3 * 5 * 5 * 2 - loads
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", ["lru", "even", "quota"])
 def test_policies_that_evict_never_leave_anybody_waiting(policy: str) -> None:
     """Whatever fails and whoever is lost: every request is answered or fails with a reason."""

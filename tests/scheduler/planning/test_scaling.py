@@ -255,6 +255,7 @@ MACHINES = {
 """Each a way to be better; device memory in experts."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", MACHINES)
 @pytest.mark.parametrize("seed", range(4))
 def test_better_machines_never_make_a_plan_slower(way: str, seed: int) -> None:
@@ -299,6 +300,7 @@ def test_an_alignment_bounds_the_speed() -> None:
 # --- what would help --------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_changes_are_ranked_and_each_is_what_the_changed_setup_gives(paper: Plan) -> None:
     speeds = [change.tokens_per_s for change in paper.changes]
     assert speeds == sorted(speeds, reverse=True)
@@ -326,6 +328,7 @@ def first_word(setup: Setup) -> str:
     return found.what if found else ""
 
 
+@pytest.mark.slow
 def test_what_is_too_slow_is_what_would_help() -> None:
     """A cluster with one thing far too slow: that one is named. bfloat16 to begin with, so that it is no way out."""
     half = Setup(replace(MIXTRAL, item_bytes=2, layers=4, depth=4), Hardware(PROFILE, 8), Policy())

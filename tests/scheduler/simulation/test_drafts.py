@@ -68,6 +68,7 @@ def test_no_more_is_verified_than_is_asked_for(requests: int, monkeypatch: pytes
     assert max(rows) == 5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("requests", [1, 4])
 def test_text_that_drafts_badly_is_hardly_slower_than_without_drafts(requests: int) -> None:
     without, auto = (drawn(draft, 0.1, tokens=300, requests=requests) for draft in (0, "auto"))

@@ -10,6 +10,7 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
+import pytest
 import torch
 
 from checkpoint import family as families
@@ -179,23 +180,29 @@ TESTED = (
     *("mixtral", "qwen3_moe", "gpt_oss", "deepseek_v3", "minimax", "jamba", "qwen3_next", "deepseek_v4"),
     *("glm_moe_dsa", "nemotron_h", "inkling_text", "qwen3_vl_moe"),
 )
-"""Those that every run of the tests takes: each kind of gate, of expert and of cache. In the environment,
-`FAMILIES=each`: every family, in one way each, as `make test-system` has it; `FAMILIES=all`: in every way."""
+"""Those that `make test` takes: each kind of gate, of expert and of cache. Tests of the others are slow ones."""
 
 SHARING = ("mixtral", "gpt_oss", "deepseek_v3", "minimax", "jamba", "qwen3_next", "deepseek_v4")
-"""Of these, those in which requests share steps in every run: one for each kind of cache."""
+"""Of these, those in which requests share steps: one for each kind of cache."""
 
 
-def of(chosen: Sequence[str]) -> Sequence[str]:
-    """The `chosen` families, or every one; see `TESTED`."""
-    return tuple(FAMILIES) if os.environ.get("FAMILIES") in ("each", "all") else chosen
+def every(fast: Sequence[str]) -> list[Any]:
+    """Parameters: every family. All but the `fast` ones are slow."""
+    return [_parameter(fast, family) for family in (*fast, *(name for name in FAMILIES if name not in fast))]
 
 
-def paired(chosen: Sequence[str], ways: Sequence[str]) -> list[tuple[str, str]]:
-    """Each of the `chosen` families with one of the `ways`, in turn; see `TESTED`."""
-    if os.environ.get("FAMILIES") == "all":
-        return [(family, way) for family in FAMILIES for way in ways]
-    return [(family, ways[number % len(ways)]) for number, family in enumerate(of(chosen))]
+def every_in_turns(fast: Sequence[str], ways: Sequence[str]) -> list[Any]:
+    """Parameters: every family with one of the `ways`, in turn; with every way if the environment has FAMILIES=all."""
+    found = []
+    for number, parameter in enumerate(every(fast)):
+        (family,) = parameter.values
+        of_family = ways if os.environ.get("FAMILIES") == "all" else [ways[number % len(ways)]]
+        found += [_parameter(fast, family, way) for way in of_family]
+    return found
+
+
+def _parameter(fast: Sequence[str], family: str, *rest: str) -> Any:
+    return pytest.param(family, *rest, marks=() if family in fast else pytest.mark.slow)
 
 
 NO_DISPATCH, NO_LANGUAGE_MODEL, TWO_HALVES = "ExpertsInterface", "no causal language model", "encoder with a decoder"

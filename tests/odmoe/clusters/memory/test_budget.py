@@ -96,6 +96,7 @@ def test_no_room_for_an_expert_names_every_share(store: Any) -> None:
     assert resources(settings.replace(memory=str(tight.total - tight.left + EXPERT)), store).slots == 1
 
 
+@pytest.mark.slow
 def test_smaller_forms_have_their_restoring_counted(demo_store: Callable[[str], Any], embedded: Any) -> None:
     """More slots in the same memory, less what restoring takes."""
     cluster = embedded(system="fate", memory="25MB", smaller_forms="always", workers=1, parallel=1, ctx_size=64)

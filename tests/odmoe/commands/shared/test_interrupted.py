@@ -132,6 +132,7 @@ def interrupted(arguments: list[str], modules: Path, begun: str) -> tuple[int, s
         process.kill()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("work", "begun"), [("import swallows", "importing\n"), (FINALISES, "finalising\n")])
 def test_an_import_or_a_finaliser_that_would_swallow_it_is_waited_for(work: str, begun: str, tmp_path: Path) -> None:
     """torch's import catches it, and Python discards what a finaliser raises."""

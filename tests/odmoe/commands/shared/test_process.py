@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from support.machines.processes import Starter, wait_until
 
+pytestmark = pytest.mark.slow
 PROMPT = "Question: Tom has 3 apples and buys 5 more. How many does he have?\nAnswer:"
 
 

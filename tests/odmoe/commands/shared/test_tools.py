@@ -14,6 +14,7 @@ TOOLS = ("bench", "train-predictor", "verify")
 HEAVY = ("torch", "transformers", "ray", "grpc", "matplotlib", "numpy")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", TOOLS)
 def test_help_fits_80_columns_and_imports_no_library(command: str) -> None:
     code = (

@@ -52,6 +52,7 @@ PACKED: dict[str, Callable[[Path], Path]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", PACKED)
 def test_formats_that_transformers_alone_cannot_dequantise(name: str, tmp_path: Path) -> None:
     """Without their package, for several of its settings, or at all."""

@@ -69,6 +69,7 @@ def test_another_cluster_is_refused_while_anything_runs_or_is_begun(
     assert owner(ssh, "127.0.9.2")["cluster"] == "office"
 
 
+@pytest.mark.slow
 def test_a_claim_of_which_nothing_runs_is_taken_and_told(ssh: LocalSsh, lab: ClusterFile, office: ClusterFile) -> None:
     """After a restart of the hosts, for example, when `down` never ran."""
     Claims(lab, LAB).make(ssh, "mixtral", take_over=False)
@@ -84,6 +85,7 @@ def test_an_up_that_was_killed_a_day_ago_holds_nothing(ssh: LocalSsh, lab: Clust
     assert Claims(office, OFFICE).make(ssh, "qwen", take_over=False)[1] == {}
 
 
+@pytest.mark.slow
 def test_a_host_whose_cluster_lives_elsewhere_is_held(ssh: LocalSsh, lab: ClusterFile, office: ClusterFile) -> None:
     """It was restarted, and its head is about to start Ray on it again."""
     Claims(lab, LAB).make(ssh, "mixtral", take_over=False)
@@ -98,6 +100,7 @@ def test_a_host_whose_cluster_lives_elsewhere_is_held(ssh: LocalSsh, lab: Cluste
     assert Claims(office, OFFICE).make(ssh, "qwen", take_over=False)[1] == {}
 
 
+@pytest.mark.slow
 def test_what_listens_at_the_port_of_a_head_need_not_be_one(
     ssh: LocalSsh, lab: ClusterFile, office: ClusterFile
 ) -> None:
@@ -127,6 +130,7 @@ def test_of_many_claims_at_once_one_wins(ssh: LocalSsh, lab: ClusterFile) -> Non
     assert won == [owner(ssh, "127.0.9.1")["id"]]
 
 
+@pytest.mark.slow
 def test_a_second_launcher_of_the_same_cluster_waits_for_the_first(
     ssh: LocalSsh, lab: ClusterFile, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -154,6 +158,7 @@ def test_a_cluster_without_a_claim_is_known_by_its_token(ssh: LocalSsh, lab: Clu
     assert list(failed) == ["127.0.9.1"]
 
 
+@pytest.mark.slow
 def test_a_damaged_claim_is_none(ssh: LocalSsh, lab: ClusterFile) -> None:
     for text in ("", "{", "[1]", '"x"'):
         for host in lab.hosts:
@@ -162,6 +167,7 @@ def test_a_damaged_claim_is_none(ssh: LocalSsh, lab: ClusterFile) -> None:
         assert Claims(lab, LAB).make(ssh, "mixtral", take_over=False) == ({}, {})
 
 
+@pytest.mark.slow
 def test_another_cluster_s_processes_are_not_ended(ssh: LocalSsh, lab: ClusterFile, start: Any) -> None:
     Claims(lab, LAB).make(ssh, "mixtral", take_over=False)
     process = start("127.0.9.1", "worker")

@@ -57,6 +57,7 @@ def unfinished(served: Served, size: int) -> bytes:
     return whole[:-1]
 
 
+@pytest.mark.slow
 def test_bodies_that_are_held_back(model: Model) -> None:
     """Each is allowed, all of them are not: they push out one another, and none that is small."""
     most = 4 << 20

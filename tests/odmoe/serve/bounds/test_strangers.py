@@ -54,6 +54,7 @@ KEPT = b"GET /health HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"
 TLS = b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("sent", "addresses"),
     [(SILENT, 1), (HALF, 50), (BODY, 1), (KEPT, 50), (TLS, 1)],
@@ -95,6 +96,7 @@ def test_who_does_not_read_gives_way_too(model: Model, monkeypatch: pytest.Monke
         assert ask(served) == 200
 
 
+@pytest.mark.slow
 def test_watchers_have_a_place_of_their_own(model: Model) -> None:
     """Where every connection has an answer under way."""
     most = 3

@@ -49,6 +49,7 @@ def test_every_error(kind: type[Exception]) -> None:
         assert "\x1b" not in cause
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [errors.CorruptStoreError, errors.LinkError, errors.RequestFailedError, OSError])
 @pytest.mark.parametrize("after", [0, 2])
 @pytest.mark.parametrize("stream", [False, True])

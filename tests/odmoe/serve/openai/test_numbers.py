@@ -52,6 +52,7 @@ def check(served: Served, given_fields: dict[str, str]) -> None:
         assert error["param"] is not None or error["code"] == "invalid_json"
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @example({"temperature": "1.5", "repetition_penalty": "1e-300"})
 @example({"temperature": "1e-4", "repetition_penalty": "1e-4"})
@@ -65,6 +66,7 @@ def test_numbers_together(served: Served, given_fields: dict[str, str]) -> None:
     check(served, given_fields)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("value", EXTREMES)
 @pytest.mark.parametrize("bias", [True, False])
 def test_numbers_in_objects(served: Served, value: str, bias: bool) -> None:

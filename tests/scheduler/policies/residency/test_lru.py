@@ -223,6 +223,7 @@ def test_who_makes_room_where_layers_have_shares() -> None:
     )
 
 
+@pytest.mark.slow
 @each_policy
 def test_in_the_cores_random_world(policy: Callable[[ModelShape], Residency]) -> None:
     """Failing loads, workers lost and won, several requests, wrong predictions: the referee finds nothing wrong, and in

@@ -1,7 +1,7 @@
 """The core in a thousand more random worlds, under the referee (`referee.py`). About a minute of one core.
 
 The worlds are the same every time. To look for what these have not found, ask for others:
-ODMOE_FIRST_WORLD=100000 ODMOE_WORLDS=50000 make test-sweeps. What fails is named by its plan and seed.
+ODMOE_FIRST_WORLD=100000 ODMOE_WORLDS=50000 make test-slow. What fails is named by its plan and seed.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from support.worlds.drawn_plans import plans
 from support.worlds.plan import Plan, choosing_plan, eventful_plan, random_plan, roomy, stepping_plan
 from support.worlds.world import live
 
-pytestmark = [pytest.mark.sweep, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
 WORLDS = int(os.environ.get("ODMOE_WORLDS", "1000"))
 FIRST = int(os.environ.get("ODMOE_FIRST_WORLD", "200"))

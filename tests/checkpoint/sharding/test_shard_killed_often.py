@@ -22,7 +22,7 @@ from support.models.store_making import (
     shard,
 )
 
-pytestmark = pytest.mark.sweep
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")

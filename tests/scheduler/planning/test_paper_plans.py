@@ -12,7 +12,7 @@ from scheduler.planning.plan import Plan, make_plan
 from scheduler.planning.scaling import Change, Hardware, Policy, Setup, choose, compared_tokens, speed
 from support.scheduling.paper_setup import MIXTRAL, PAPER, PROFILE, on
 
-pytestmark = pytest.mark.sweep
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 
 from support.nodes.crowd import KINDS, Crowd, Visitor, crowds
 
-pytestmark = [pytest.mark.sweep, pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 EXAMPLES = 40
 
 

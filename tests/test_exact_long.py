@@ -14,7 +14,7 @@ from support.nodes.exact import SETTINGS, WHOLE, check_bit_for_bit, check_split_
 TOKENS = 32
 PROMPTS = (0, 4, 8)
 CASES = [(name, ("bfloat16", "float32")[n % 2], PROMPTS[n % 3]) for n, name in enumerate(SETTINGS)]
-pytestmark = pytest.mark.sweep
+pytestmark = pytest.mark.slow
 
 
 @pytest.mark.parametrize(("name", "dtype", "number"), CASES)

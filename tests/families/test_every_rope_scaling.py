@@ -8,11 +8,12 @@ import pytest
 
 from support.models import families, ropes
 
+pytestmark = pytest.mark.slow
 LENGTH_MATTERS = ("dynamic", "longrope")
 
 
 @pytest.mark.parametrize("kind", ropes.SCALED)
-@pytest.mark.parametrize("family", families.of(families.TESTED))
+@pytest.mark.parametrize("family", families.TESTED)
 def test_answers_are_those_of_generate(family: str, kind: str, tmp_path: Path) -> None:
     try:
         scaled = ropes.make(tmp_path, family, kind)
