@@ -9,6 +9,7 @@ import ast
 import subprocess
 import sys
 from collections.abc import Collection, Iterator, Mapping
+from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
@@ -67,6 +68,12 @@ def written(package: str) -> list[Path]:
     return [path for path in sources(package) if not path.stem.endswith(("_pb2", "_pb2_grpc"))]
 
 
+@cache
+def nodes(path: Path) -> list[ast.AST]:
+    """All nodes of a file's syntax tree."""
+    return list(ast.walk(tree(path)))
+
+
 def tree(path: Path) -> ast.Module:
     return ast.parse(path.read_text(encoding="utf-8"), filename=str(path))
 
@@ -75,10 +82,19 @@ def at(path: Path, line: int) -> str:
     return f"{path.relative_to(ROOT)}:{line}"
 
 
-def imports_of(path: Path) -> Iterator[tuple[int, str]]:
+def imports_of(path: Path) -> list[tuple[int, str]]:
     """(line, dotted name) of each import; `from a import b` is `a.b`, whether b is a module or not."""
-    home = path.relative_to(ROOT).parent.parts
-    for node in ast.walk(tree(path)):
+    return _imports_of(path, ROOT)
+
+
+@cache
+def _imports_of(path: Path, root: Path) -> list[tuple[int, str]]:
+    return list(found_imports(path, root))
+
+
+def found_imports(path: Path, root: Path) -> Iterator[tuple[int, str]]:
+    home = path.relative_to(root).parent.parts
+    for node in nodes(path):
         if isinstance(node, ast.Import):
             yield from ((node.lineno, alias.name) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -166,7 +182,7 @@ def test_no_bare_except(package: str) -> None:
     offences = [
         f"{at(path, node.lineno)} catches everything"
         for path in written(package)
-        for node in ast.walk(tree(path))
+        for node in nodes(path)
         if isinstance(node, ast.ExceptHandler) and node.type is None
     ]
     report("an `except` must name what it catches:", offences)
@@ -177,7 +193,7 @@ def test_no_assert_statements(package: str) -> None:
     offences = [
         f"{at(path, node.lineno)} asserts"
         for path in written(package)
-        for node in ast.walk(tree(path))
+        for node in nodes(path)
         if isinstance(node, ast.Assert)
     ]
     report("raise an error of scheduler/errors.py in place of `assert`, which `python -O` drops:", offences)
@@ -263,7 +279,7 @@ def test_constructors_take_few_parameters(package: str) -> None:
     offences = [
         f"{at(path, method.lineno)} takes {count}"
         for path in written(package)
-        for node in ast.walk(tree(path))
+        for node in nodes(path)
         if isinstance(node, ast.ClassDef)
         for method in node.body
         if isinstance(method, ast.FunctionDef)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -28,9 +29,14 @@ def commands(text: str) -> Iterator[list[str]]:
         yield found.split()
 
 
+@cache
+def command_group() -> Any:
+    return typer.main.get_command(app)
+
+
 def fault(words: list[str]) -> str | None:
     """What the command line does not have: the command, or one of the flags."""
-    group: Any = typer.main.get_command(app)
+    group = command_group()
     name, *rest = [word.rstrip(",;.") for word in words]
     command = group.commands.get(name)
     if command is None:

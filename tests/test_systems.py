@@ -17,6 +17,7 @@ from scheduler.simulation.recorded_forms import recorded_profile
 from scheduler.simulation.scenario import Scenario
 from scheduler.timing.profile import find_profile
 from scheduler.types import Load, WorkerJoined
+from support.cases import slow_except
 from support.nodes.exact import WHOLE, answers
 from support.nodes.recounted import NEEDS, hits_of
 
@@ -60,7 +61,10 @@ def test_all_experts_on_the_host(embedded: Any, reference: Any) -> None:
     assert sum(report.memory_bytes["workers"]) == cluster.main.store.manifest.blob_bytes
 
 
-@pytest.mark.parametrize("name", MIXED)
+FAST_MIXED = ("SEP with a cache", "importance, nothing replaced", "Fate in full")
+
+
+@pytest.mark.parametrize("name", slow_except(FAST_MIXED, MIXED))
 def test_combinations(name: str, embedded: Any, reference: Any) -> None:
     is_exact(embedded(**MIXED[name], **WHOLE), reference("float32", 4, TOKENS))
 
@@ -76,7 +80,10 @@ def test_what_everything_has_room_for_is_loaded_once(embedded: Any, reference: A
     assert missed <= 64 - 56  # the first prompt's prefill names 56 of the 64 experts, and they stay
 
 
-@pytest.mark.parametrize("name", sorted({*SYSTEMS} - {*EXACT, "od-moe", "fully-cached", "ktransformers"}))
+APPROXIMATE = sorted({*SYSTEMS} - {*EXACT, "od-moe", "fully-cached", "ktransformers"})
+
+
+@pytest.mark.parametrize("name", slow_except(("fate", "importance", "sep-arc"), APPROXIMATE))
 def test_the_others_answer_and_say_that_they_are_approximate(name: str, embedded: Any, reference: Any) -> None:
     quantised = name in ("fate", "hobbit", "mixtral-offloading")
     forms = {"smaller_forms": "always"} if quantised else {}  # whether they pay is a matter of the machine
@@ -87,13 +94,13 @@ def test_the_others_answer_and_say_that_they_are_approximate(name: str, embedded
     assert report.bytes_loaded > 0
 
 
-@pytest.mark.parametrize("name", ["fate", "hobbit", "mixtral-offloading"])
+@pytest.mark.parametrize("name", slow_except(("hobbit",), ("fate", "hobbit", "mixtral-offloading")))
 def test_a_budget_that_holds_everything_needs_no_smaller_form(name: str, embedded: Any, reference: Any) -> None:
     report = is_exact(embedded(system=name, device_memory="100%", **WHOLE), reference("float32", 0, TOKENS))
     assert (report.forms, report.smaller_forms, report.form_costs) == ([""], [], {})
 
 
-@pytest.mark.parametrize("name", ["fate", "hobbit", "mixtral-offloading"])
+@pytest.mark.parametrize("name", slow_except(("hobbit",), ("fate", "hobbit", "mixtral-offloading")))
 def test_where_restoring_is_slow_everything_is_loaded_in_full(
     name: str, embedded: Any, reference: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

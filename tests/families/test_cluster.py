@@ -95,7 +95,7 @@ def test_tokens_of_eager_and_a_shadow_that_follows(
     record_property("recall", report.recall)
 
 
-@pytest.mark.parametrize("family", families.every(families.SHARING))
+@pytest.mark.parametrize("family", families.every(families.FEW))
 def test_three_requests_at_once(family: str, tiny: Any) -> None:
     """Each with the tokens and logits of `generate` alone, though their passes stop at every layer."""
     settings = Settings(model=family, workers=3, threads=1, mini_batch=4096, shadow="int8")

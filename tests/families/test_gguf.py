@@ -18,6 +18,7 @@ from checkpoint.sharding.source import open_source
 from checkpoint.store import ExpertStore
 from odmoe.commands.shared.whole_model import load_whole
 from odmoe.text import load_tokenizer
+from support.cases import slow_except
 from support.models import families, gguf_files
 from support.models.checkpoints import build, randomise
 from support.models.published import aligned
@@ -95,11 +96,14 @@ class Case:
             self.store: ExpertStore = shard(source, folder / "store", dtype)
 
 
-@pytest.fixture(scope="module", params=CASES, ids=lambda case: f"{case[0].__name__}-{case[1].name}-{case[2]}")
+@pytest.fixture(
+    scope="module", params=slow_except((), CASES), ids=lambda case: f"{case[0].__name__}-{case[1].name}-{case[2]}"
+)
 def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Case:
     return Case(*request.param, tmp_path_factory.mktemp("gguf"))
 
 
+@pytest.mark.slow
 def test_the_experts_that_transformers_loads(case: Case) -> None:
     parameters = ExpertParameters(case.store.manifest, threads=1)
     for layer, (name, module) in experts_modules(case.model).items():

@@ -16,6 +16,7 @@ from checkpoint.sharding import convert, quantised_weight
 from checkpoint.sharding.source import open_source
 from checkpoint.store import ExpertStore
 from odmoe.settings.declarations import EXPERTS
+from support.cases import slow_except
 from support.models import families, packed, published
 from support.models.checkpoints import build
 from support.models.store_making import shard
@@ -223,11 +224,18 @@ def stored(store: ExpertStore, layer: int, expert: int) -> dict[str, torch.Tenso
     return ExpertParameters(store.manifest, threads=1).of(torch.frombuffer(held, dtype=torch.uint8), layer)
 
 
-@pytest.fixture(scope="module", params=[*BLOCKS, *PACKED], ids=lambda publish: publish.__name__)
+FAST = (deepseek, gpt_oss, awq, gptq, bitsandbytes_nf4, kimi, compressed_nvfp4)
+"""One of each format, in `make test`."""
+
+
+@pytest.fixture(
+    scope="module", params=slow_except(FAST, [*BLOCKS, *PACKED]), ids=[case.__name__ for case in (*BLOCKS, *PACKED)]
+)
 def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Case:
     return Case(request.param, tmp_path_factory.mktemp("published"))
 
 
+@pytest.mark.slow
 def test_the_experts_of_the_dequantised_model(case: Case) -> None:
     for layer, (name, module) in experts_modules(case.model).items():
         for key, expected in expert_parameters(name, module).items():

@@ -15,6 +15,7 @@ from checkpoint.generation.rotary import Rotary
 from main_node.answer import collect
 from odmoe.clusters.embedded import EmbeddedCluster
 from odmoe.settings.settings import Settings
+from support.cases import slow_except
 from support.models import families, ropes
 from support.models.ropes import CHUNK, LIMIT, PROMPTS, TOKENS
 
@@ -24,7 +25,10 @@ LEAST_RECALL = 0.9
 
 @pytest.mark.parametrize(
     ("name", "kind", "chunks"),
-    [("phimoe", "longrope", (0, CHUNK)), ("mixtral", "dynamic", (CHUNK,)), ("gpt_oss", "longrope", (0,))],
+    slow_except(
+        [("gpt_oss", "longrope", (0,))],
+        [("phimoe", "longrope", (0, CHUNK)), ("mixtral", "dynamic", (CHUNK,)), ("gpt_oss", "longrope", (0,))],
+    ),
 )
 def test_answers_are_those_of_generate(name: str, kind: str, chunks: tuple[int, ...], tmp_path: Path) -> None:
     ropes.check(ropes.make(tmp_path, name, kind), chunks)

@@ -36,6 +36,7 @@ def arbiter_of() -> Iterator[Callable[[ExpertStore], Arbiter]]:
         arbiter.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("rows", [1, 3])
 def test_it_computes_the_bits_of_a_worker(

@@ -101,6 +101,7 @@ def text_of(tokenizer: Any, report: Any) -> str:
     return text
 
 
+@pytest.mark.slow
 @examples(max_examples=5)
 @given(schema=schemas, seed=st.integers(0, 1 << 30))
 def test_whatever_ended_is_valid(
@@ -179,6 +180,7 @@ def test_a_model_without_an_end_of_sequence_token(
     jsonschema.validate(json.loads(text_of(tokenizer, report)), OBJECT)
 
 
+@pytest.mark.slow
 def test_with_drafts_and_several_at_once(
     cluster: EmbeddedCluster, prompt: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -203,6 +205,7 @@ def test_with_drafts_and_several_at_once(
     assert becomes_idle(cluster.main.engine)
 
 
+@pytest.mark.slow
 def test_cut_by_its_length_and_by_a_stop_text(cluster: EmbeddedCluster, prompt: list[int], greedy: Any) -> None:
     cut = answered(cluster, prompt, OBJECT, 5)
     assert (cut.token_ids, cut.finish) == (greedy.token_ids[:5], "length")
@@ -211,6 +214,7 @@ def test_cut_by_its_length_and_by_a_stop_text(cluster: EmbeddedCluster, prompt: 
     assert stopped.token_ids == greedy.token_ids[: len(stopped.token_ids)]
 
 
+@pytest.mark.slow
 def test_given_up_and_asked_again(cluster: EmbeddedCluster, prompt: list[int], greedy: Any) -> None:
     """A guide is its answer's own."""
     first = cluster.generate(prompt, ROOM, schema=json.dumps(OBJECT))

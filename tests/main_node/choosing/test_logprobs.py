@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 import threading
 from collections.abc import Callable
+from itertools import product
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from main_node.logprobs import TokenLogprobs
 from main_node.sampling import Sampling
 from odmoe.clusters.embedded import EmbeddedCluster
 from scheduler.errors import ConfigError, NonFiniteError, RequestCancelledError
+from support.cases import slow_except
 from support.nodes.engine_world import Later
 from support.shadows.scripted_drafts import ScriptedDrafts
 
@@ -58,8 +60,7 @@ def prompt_logprobs(whole: Any) -> Callable[[list[int]], list[TokenLogprobs]]:
     return of
 
 
-@pytest.mark.parametrize("drafts", [False, True], ids=["", "drafts"])
-@pytest.mark.parametrize("count", [1, 3])
+@pytest.mark.parametrize(("count", "drafts"), slow_except([(3, True)], product((1, 3), (False, True))))
 def test_of_an_answers_tokens(count: int, drafts: bool, cluster: EmbeddedCluster, reference: Any) -> None:
     """To the last bit, alone or beside others, and in blocks."""
     expected = [reference("float32", number, COUNT) for number in range(count)]
@@ -109,6 +110,7 @@ def test_of_a_prompts_tokens(
     assert pickle.loads(pickle.dumps(steps)) == steps
 
 
+@pytest.mark.slow
 def test_in_batched_steps(made: Callable[..., EmbeddedCluster], reference: Any, prompt_logprobs: Any) -> None:
     """Requests share products, so that the last bit may differ."""
     expected = [reference("float32", number, COUNT) for number in range(3)]
@@ -121,6 +123,7 @@ def test_in_batched_steps(made: Callable[..., EmbeddedCluster], reference: Any, 
             check_close(found, wanted)
 
 
+@pytest.mark.slow
 def test_of_a_prompt_that_is_read_in_chunks(
     made: Callable[..., EmbeddedCluster], reference: Any, prompt_logprobs: Any
 ) -> None:

@@ -64,6 +64,7 @@ def test_as_defined(name: str, cluster: EmbeddedCluster, whole: Any, reference: 
     assert report.exact
 
 
+@pytest.mark.slow
 def test_with_drafts_and_several_at_once(cluster: EmbeddedCluster, reference: Any) -> None:
     sampling, prompts = CASES["all, drawn"], [reference("float32", number, COUNT).prompt for number in range(2)]
     alone = [collect(cluster.generate(prompt, COUNT, ignore_eos=True, sampling=sampling))[0] for prompt in prompts]

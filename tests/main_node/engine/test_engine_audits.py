@@ -206,6 +206,7 @@ def test_a_liar_that_was_asked_for_the_audit_alone_costs_no_answer(lie: Lie, des
     assert desk.settled()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lie", LIES.values(), ids=LIES)
 @pytest.mark.parametrize("seed", range(4))
 def test_a_twentieth_is_enough_to_find_a_liar_among_eight_within_200_tokens(

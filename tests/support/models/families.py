@@ -10,12 +10,12 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
-import pytest
 import torch
 
 from checkpoint import family as families
 from checkpoint.dense import EXPERTS_IMPLEMENTATION
 from scheduler import errors
+from support.cases import slow_except
 from support.models.checkpoints import randomise
 
 WINDOW = 8
@@ -182,27 +182,25 @@ TESTED = (
 )
 """Those that `make test` takes: each kind of gate, of expert and of cache. Tests of the others are slow ones."""
 
+FEW = ("mixtral", "gpt_oss", "deepseek_v3", "qwen3_next")
+"""Of these, those that the costlier tests take: one for each kind of layout of the cache."""
+
 SHARING = ("mixtral", "gpt_oss", "deepseek_v3", "minimax", "jamba", "qwen3_next", "deepseek_v4")
 """Of these, those in which requests share steps: one for each kind of cache."""
 
 
 def every(fast: Sequence[str]) -> list[Any]:
     """Parameters: every family. All but the `fast` ones are slow."""
-    return [_parameter(fast, family) for family in (*fast, *(name for name in FAMILIES if name not in fast))]
+    return slow_except(fast, (*fast, *(name for name in FAMILIES if name not in fast)))
 
 
 def every_in_turns(fast: Sequence[str], ways: Sequence[str]) -> list[Any]:
     """Parameters: every family with one of the `ways`, in turn; with every way if the environment has FAMILIES=all."""
-    found = []
-    for number, parameter in enumerate(every(fast)):
-        (family,) = parameter.values
-        of_family = ways if os.environ.get("FAMILIES") == "all" else [ways[number % len(ways)]]
-        found += [_parameter(fast, family, way) for way in of_family]
-    return found
-
-
-def _parameter(fast: Sequence[str], family: str, *rest: str) -> Any:
-    return pytest.param(family, *rest, marks=() if family in fast else pytest.mark.slow)
+    names = (*fast, *(name for name in FAMILIES if name not in fast))
+    pairs = [(name, ways[number % len(ways)]) for number, name in enumerate(names)]
+    if os.environ.get("FAMILIES") == "all":
+        pairs = [(name, way) for name in names for way in ways]
+    return slow_except([pair for pair in pairs if pair[0] in fast], pairs)
 
 
 NO_DISPATCH, NO_LANGUAGE_MODEL, TWO_HALVES = "ExpertsInterface", "no causal language model", "encoder with a decoder"
