@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from main_node.answer import collect
+from main_node.request import Request
 from main_node.shadow_start import ShadowStart
 from odmoe.clusters.embedded import EmbeddedCluster
 from odmoe.settings.settings import Settings
@@ -245,9 +246,9 @@ def test_cancelled_just_before_the_engine_hears_of_it(
     answer = cluster.generate([5, 6, 7], 4, ignore_eos=True)
     opened = cluster.main.engine.open_request
 
-    def late(*request: Any) -> None:
+    def late(request: Request) -> None:
         answer.cancel()
-        opened(*request)
+        opened(request)
 
     monkeypatch.setattr(cluster.main.engine, "open_request", late)
     with pytest.raises(RequestCancelledError):

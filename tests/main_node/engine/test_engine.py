@@ -25,10 +25,10 @@ from support.nodes.engine_world import (
     Desk,
     Fake,
     Later,
-    MadeUp,
     Say,
     close,
     good,
+    made_up,
     nothing_left,
     once,
     rows_of,
@@ -120,7 +120,7 @@ def test_threads_lose_no_event(desk: Desk, monkeypatch: Any) -> None:
     monkeypatch.setattr(desk.engine, "post", noted)
 
     def request(number: int) -> None:
-        desk.engine.open_request(number, MadeUp(), 5)
+        desk.engine.open_request(made_up(number))
         for index in range(6):
             desk.engine.post(t.TokenDecoded(number, index))
             desk.engine.post(t.StepStarted((t.Pass(number, 5 + index, 1, prefill=False),)))
