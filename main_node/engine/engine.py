@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -17,6 +17,7 @@ from main_node.engine.peer import prediction_of
 from main_node.engine.peers import Peers
 from main_node.engine.sequence import shadow_messages
 from main_node.engine.tracing import EventSpans, MainSpans, gather
+from main_node.figures import ClusterFigures
 from main_node.reach import Reach
 from main_node.request import Request
 from main_node.shadow_sender import ShadowSender
@@ -28,6 +29,7 @@ from scheduler.core.stats import RequestStats
 from scheduler.departure import LOOKAHEAD
 from scheduler.errors import AnswerWithdrawnError, ClusterError, ProtocolError, RequestFailedError
 from scheduler.model_limits import ModelLimits, limits_of_shape
+from scheduler.policies.precision import FORMS, FULL
 from scheduler.trace import Span
 from wire import messages as w
 from wire.lent_threads import LentThreads
@@ -393,6 +395,25 @@ class Engine:
                 found.add(stats)
             found.answer_tokens += sum(len(request.sequence.tokens) for request in self._requests.values())
             return found
+
+    def cluster_figures(self, usage: Collection[w.WorkerUsage]) -> ClusterFigures:
+        """What the cluster has done so far. `usage`: of those workers that have said it."""
+        loads = sum(one.loads for one in usage)
+        with self._lock:
+            audits = self.checks.audits
+            return ClusterFigures(
+                lost=list(self.peers.lost),
+                rejoined=list(self.peers.rejoined),
+                suspects=[f"worker {number}: {fault}" for number, fault in self.peers.suspects.facts().items()],
+                computations=self.checks.computations,
+                audits=audits.done if audits else 0,
+                audit_share=audits.share if audits else 0.0,
+                audits_missed=dict(audits.missed) if audits else {},
+                loads_checked=sum(one.loads_checked for one in usage) / loads if loads else None,
+                forms=sorted(self.core.forms, key=FORMS.index),
+                smaller_forms=[form for form in self.core.strategy.precision.forms if form != FULL],
+                form_costs=self.core.form_costs,
+            )
 
     def carried(self, number: int) -> dict[str, int] | None:
         """See `Roster.carried`. None where other requests are open, or were opened meanwhile, too."""

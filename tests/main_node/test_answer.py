@@ -214,7 +214,7 @@ def test_a_silent_shadow_is_lost(
     engine.deadlines.shadow_s = 0.3
     engine.peers.add_shadow(lambda handler: inprocess.connect(SilentShadow(), handler), WAIT_S)
     _, report = collect(cluster.generate([5, 6, 7], 3, ignore_eos=True))
-    assert (report.lost, engine.peers.shadow) == (["shadow"], None)
+    assert (report.cluster.lost, engine.peers.shadow) == (["shadow"], None)
     assert not report.recall_complete
     assert "it owes the predictions of 16 layers and has sent none for 0." in caplog.text
     _, after = collect(cluster.generate([5, 6, 7], 3, ignore_eos=True))
