@@ -98,7 +98,7 @@ class Admission:
         with self._changed:
             return len(self._open), len(self._waiting)
 
-    def answered(self) -> list[Request]:
+    def requests(self) -> list[Request]:
         """Those that have a place."""
         with self._changed:
             return list(self._open)

@@ -131,7 +131,7 @@ class Drafts:
             self._length.verified(self._rows, gained)
 
 
-class Drafted(Protocol):
+class Draftable(Protocol):
     """A request that may have drafts."""
 
     drafts: Drafts | None
@@ -155,7 +155,7 @@ class Drafting:
         drafter = _PromptDrafts(prompt, room) if self._prompt else _ShadowDrafts()
         return Drafts(drafter, self._lengths.opened(), self._lock)
 
-    def on_step_ended(self, requests: Iterable[Drafted], rows: int, seconds: float, decoding: bool) -> None:
+    def on_step_ended(self, requests: Iterable[Draftable], rows: int, seconds: float, decoding: bool) -> None:
         """A step of these requests has ended; `rows`: of all its passes. `decoding`: it read no prompt."""
         if self._is_on:
             with self._lock:

@@ -412,7 +412,7 @@ class MainNode:
     def _note_cache_bytes(self, beside: int = 0) -> None:
         """The caches of open requests take most when one of these ends, or at the end of a block, which keeps bytes
         `beside` them."""
-        held = beside + sum(request.sequence.cache_bytes() for request in self.admission.answered())
+        held = beside + sum(request.sequence.cache_bytes() for request in self.admission.requests())
         with self._noting:
             self._cache_bytes_max = max(self._cache_bytes_max, held)
 

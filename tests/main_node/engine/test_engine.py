@@ -97,6 +97,20 @@ def test_the_engine_closed_while_a_layer_waits(desk: Desk) -> None:
 # --- many threads -----------------------------------------------------------------------------------------------
 
 
+def test_a_request_that_cannot_be_opened_is_not_kept(desk: Desk, monkeypatch: Any) -> None:
+    handle = desk.core.handle
+
+    def failing(event: t.Event, now: float) -> list[t.Command]:
+        if isinstance(event, t.RequestOpened):
+            raise KeyError("a defect")
+        return handle(event, now)
+
+    monkeypatch.setattr(desk.core, "handle", failing)
+    with pytest.raises(KeyError, match="a defect"), desk.engine.serving(made_up(1)):
+        pass
+    assert desk.engine.idle()
+
+
 def test_threads_lose_no_event(desk: Desk, monkeypatch: Any) -> None:
     """Eight requests on eight threads, predictions from two more; each layer right, each event handled once."""
     desk.workers(*[good] * 3)
