@@ -9,7 +9,8 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from scheduler.errors import DeadlineError, QueueFullError, RequestCancelledError
+from main_node.request import Request
+from scheduler.errors import DeadlineError, QueueFullError
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,42 +39,42 @@ class Admission:
         self.parallel, self.queue = sharing.parallel, sharing.queue
         self._deadline_s, self._paused_s = sharing.launch_s, paused_s
         self._changed = threading.Condition()
-        self._open: set[int] = set()
-        self._waiting: deque[int] = deque()
+        self._open: set[Request] = set()
+        self._waiting: deque[Request] = deque()
 
     @contextlib.contextmanager
-    def place(self, request: int, cancelled: Callable[[], bool] = lambda: False) -> Iterator[Callable[[], None]]:
-        """Around everything that the request needs, after a wait for its place. `cancelled`: asked again at `look`.
-        Yields a function that gives the place up before the end.
+    def place(self, request: Request) -> Iterator[Callable[[], None]]:
+        """Around everything that the request needs, after a wait for its place. Yields a function that gives the place
+        up before the end.
 
         Raises QueueFullError, DeadlineError, RequestCancelledError.
         """
         with self._changed:
-            self._take(request, cancelled)
+            self._take(request)
         try:
             yield functools.partial(self._leave, request)
         finally:
             self._leave(request)
 
-    def _leave(self, request: int) -> None:
+    def _leave(self, request: Request) -> None:
         with self._changed:
             self._open.discard(request)
             self._changed.notify_all()
 
-    def _take(self, request: int, cancelled: Callable[[], bool]) -> None:
+    def _take(self, request: Request) -> None:
         if self._waiting or len(self._open) >= self.parallel:
             if len(self._waiting) >= self.queue:
                 raise QueueFullError(
                     f"the queue is full: {len(self._open)} answered at once and {len(self._waiting)} waiting; try "
                     "again later, or start the cluster with a larger --parallel or --queue"
                 )
-            self._wait(request, cancelled)
+            self._wait(request)
         self._open.add(request)
 
-    def _wait(self, request: int, cancelled: Callable[[], bool]) -> None:
+    def _wait(self, request: Request) -> None:
         def served() -> bool:
-            first = self._waiting[0] == request and len(self._open) < self.parallel
-            return first or cancelled()
+            first = self._waiting[0] is request and len(self._open) < self.parallel
+            return first or request.cancelled.is_set()
 
         self._waiting.append(request)
         try:
@@ -82,21 +83,25 @@ class Admission:
                 in_time = self._changed.wait_for(served, left_s)
                 paused_s = self._paused_s()
                 left_s, before_s = paused_s - before_s, paused_s
-            if cancelled():
-                raise RequestCancelledError(f"request {request} was cancelled")
+            request.check_wanted()
         finally:  # an interrupted one, too
             self._waiting.remove(request)
             self._changed.notify_all()
         if not in_time:
             raise DeadlineError(
-                f"request {request} waited {self._deadline_s:g} s for one of {self.parallel} places; send fewer at "
-                "once, or start the cluster with a larger --parallel"
+                f"request {request.number} waited {self._deadline_s:g} s for one of {self.parallel} places; send "
+                "fewer at once, or start the cluster with a larger --parallel"
             )
 
     def counts(self) -> tuple[int, int]:
         """How many requests are being answered, and how many wait."""
         with self._changed:
             return len(self._open), len(self._waiting)
+
+    def requests(self) -> list[Request]:
+        """Those that have a place."""
+        with self._changed:
+            return list(self._open)
 
     def look(self) -> None:
         """A waiting request may have been cancelled."""

@@ -66,8 +66,8 @@ class Answer(Closing, Iterator[Step]):
     """Iterate over it for its tokens. `close`, `cancel` and the end of a `with` block give it up, loads in flight
     included. So does dropping the last reference to it, a moment later."""
 
-    def __init__(self, give_up: Callable[[int], None], request: Request, steps: Generator[Step]) -> None:
-        """`steps`: the token loop on `request`. `give_up`: ends what is under way for a request, by its number."""
+    def __init__(self, give_up: Callable[[Request], None], request: Request, steps: Generator[Step]) -> None:
+        """`steps`: the token loop on `request`. `give_up`: ends what is under way for a request."""
         self.request = request
         self.number = request.number
         self._give_up = give_up
@@ -89,7 +89,7 @@ class Answer(Closing, Iterator[Step]):
         """Give the answer up, from any thread at any time. Its loads end at once, and a thread that waits for its next
         token gets RequestCancelledError."""
         self.request.cancelled.set()
-        self._give_up(self.number)
+        self._give_up(self.request)
 
     def close(self) -> None:
         """Give the answer up, from the thread that iterates over it."""
@@ -97,33 +97,32 @@ class Answer(Closing, Iterator[Step]):
 
 
 class TokenLoops:
-    """The token loops of answers, by request. Thread-safe.
+    """Closes the token loops of answers that were dropped, on a thread of its own. Thread-safe.
 
-    The loop of an answer that was dropped is closed by a thread of this class. The answer's finalizer only puts a
-    number on a queue: it may run in any thread, at any moment, with any lock held.
+    The answer's finalizer only puts its loop on a queue: it may run in any thread, at any moment, with any lock held.
     """
 
     def __init__(self) -> None:
-        self._loops: dict[int, Generator[Step]] = {}
-        self._dropped: queue.SimpleQueue[int | None] = queue.SimpleQueue()
+        self._dropped: queue.SimpleQueue[tuple[int, Generator[Step]] | None] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
 
     def add(self, answer: Answer, steps: Generator[Step]) -> None:
         """Close `steps` when nothing refers to `answer` any more."""
-        self._loops[answer.number] = steps
-        weakref.finalize(answer, self._dropped.put, answer.number).atexit = False
+        weakref.finalize(answer, self._dropped.put, (answer.number, steps)).atexit = False
         with self._lock:
             if self._thread is None:
                 self._thread = threading.Thread(target=self._close_dropped, name="odmoe-answers", daemon=True)
                 self._thread.start()
 
     def _close_dropped(self) -> None:
-        while (number := self._dropped.get()) is not None:
+        while (dropped := self._dropped.get()) is not None:
+            number, steps = dropped
             try:
-                self._loops.pop(number).close()
+                steps.close()
             except Exception:  # noqa: BLE001 - the others are still to be closed
                 _log.exception("closing the dropped request %d failed", number)
+            del dropped, steps  # the next one may be long in coming
 
     def close(self) -> None:
         """Close the loops that were dropped before this call, and end the thread. Waits for it for `CLOSE_S`."""

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from main_node.figures import Figures, NodeFigures
 from wire.machine import host_name
+from wire.messages import ShadowUsage, WorkerUsage
 
 if TYPE_CHECKING:
     from main_node.engine.engine import Engine
@@ -21,31 +23,23 @@ def figures_of(main: MainNode) -> Figures:
     """The figures of a cluster, from any thread. Waits for no pass, and for no node for more than `FIRST_S`."""
     engine, (answered, waiting) = main.engine, main.admission.counts()
     own = NodeFigures("main", 0, True, host_name(), main.device_text, memory_bytes=main.device_bytes)
-    nodes = _peers(engine.peers, ask=not engine.pace.emulated)
-    return _of_engine(engine, answered, waiting, (own, *nodes))
+    usage = _usage(engine)
+    workers = [one for one in usage.values() if isinstance(one, WorkerUsage)]
+    nodes = (own, *_peers(engine.peers, usage))
+    return Figures(answered, waiting, engine.totals(), engine.cluster_figures(workers), nodes)
 
 
-def _of_engine(engine: Engine, answered: int, waiting: int, nodes: tuple[NodeFigures, ...]) -> Figures:
-    totals, checks = engine.totals(), engine.checks
-    return Figures(
-        answered=answered,
-        waiting=waiting,
-        totals=totals,
-        computations=checks.computations,
-        audits=checks.audits.done if checks.audits else 0,
-        audits_missed=tuple(sorted(dict(checks.audits.missed).items())) if checks.audits else (),  # a copy: it may grow
-        nodes=nodes,
-    )
+def _usage(engine: Engine) -> dict[str, WorkerUsage | ShadowUsage]:
+    """What the nodes hold, by their names. Empty in emulated time, which counts each message."""
+    return {} if engine.pace.emulated else engine.peers.last_usage(FIRST_S)
 
 
-def _peers(peers: Peers, ask: bool) -> tuple[NodeFigures, ...]:
-    """`ask`: the nodes what they hold. Not in emulated time, which counts each message."""
-    usage = peers.last_usage(FIRST_S) if ask else {}
+def _peers(peers: Peers, usage: Mapping[str, WorkerUsage | ShadowUsage]) -> tuple[NodeFigures, ...]:
     suspects = peers.suspected()
     return tuple(
         replace(
             node,
-            memory_bytes=usage.get(node.name),
+            memory_bytes=usage[node.name].device_bytes_max if node.name in usage else None,
             suspect=node.role == "worker" and node.number in suspects,
         )
         for node in peers.roster.figures()

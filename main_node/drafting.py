@@ -9,7 +9,7 @@ from typing import Protocol
 
 import torch
 
-from scheduler.drafts.length import MOST_DRAFTS, DraftLength, DraftLengths
+from scheduler.drafts.length import MOST_DRAFTS, DraftLength, DraftLengths, Planned
 from scheduler.drafts.table import DraftTable
 from wire.messages import Draft
 
@@ -28,7 +28,10 @@ class DraftSource:
 
 
 class _Drafter(Protocol):
-    """Drafts of one request."""
+    """Where the drafts of one request come from."""
+
+    def offer(self, draft: Draft) -> None:
+        """The shadow has drafted a token."""
 
     def on_decoded(self, tokens: Sequence[int]) -> bool | None:
         """The answer goes on with these tokens. Whether the last of them had been drafted rightly; None: it had not
@@ -67,6 +70,9 @@ class _PromptDrafts:
         self._count = len(prompt)
         self._last: tuple[int, ...] = ()
 
+    def offer(self, draft: Draft) -> None:
+        pass
+
     def on_decoded(self, tokens: Sequence[int]) -> bool | None:
         drafts, self._last = self._last[: len(tokens)], ()
         self._tokens[0, self._count : self._count + len(tokens)] = torch.tensor(tokens)
@@ -86,83 +92,72 @@ class _PromptDrafts:
         return self._last
 
 
-@dataclass(slots=True)
-class _Open:
-    """One request."""
+class Drafts:
+    """Of one request. Thread-safe. `lengths_lock`: of `Drafting`, since requests share what their lengths depend on."""
 
-    drafter: _Drafter
-    length: DraftLength
-    rows: int = 1
-    """Of the block under way."""
+    def __init__(self, drafter: _Drafter, length: DraftLength, lengths_lock: threading.Lock) -> None:
+        self._drafter, self._length, self._lock = drafter, length, lengths_lock
+        self._rows = 1
+        """Of the block under way."""
 
-
-class Drafting:
-    """Of all requests of a main node. Thread-safe. `source`: None where nothing is drafted. Raises ConfigError."""
-
-    def __init__(self, source: DraftSource | None, experts: int = 1, top_k: int = 1) -> None:
-        """`experts`, `top_k`: of a layer."""
-        self.on = source is not None
-        self._prompt = source is not None and source.prompt
-        draft, late = (source.draft, source.late) if source else (0, False)
-        self._lengths = DraftLengths(draft, late, experts, top_k)
-        self._open: dict[int, _Open] = {}
-        self._lock = threading.Lock()
-
-    def on_opened(self, request: int, prompt: Sequence[int], room: int) -> None:
-        """`room`: the most tokens of the answer."""
-        if not self.on:
-            return
-        drafter = _PromptDrafts(prompt, room) if self._prompt else _ShadowDrafts()
-        with self._lock:
-            self._open[request] = _Open(drafter, self._lengths.opened())
-
-    def on_closed(self, request: int) -> None:
-        with self._lock:
-            self._open.pop(request, None)
+    @property
+    def plan(self) -> Planned:
+        """See `DraftLength`. With the lock held."""
+        return self._length.plan
 
     def offer(self, draft: Draft) -> None:
         """The shadow has drafted a token."""
-        one = self._open.get(draft.request)
-        if one is not None and isinstance(one.drafter, _ShadowDrafts):
-            one.drafter.offer(draft)
+        self._drafter.offer(draft)
 
-    def on_decoded(self, request: int, tokens: Sequence[int]) -> tuple[int, bool | None]:
+    def on_decoded(self, tokens: Sequence[int]) -> tuple[int, bool | None]:
         """The answer has gained these tokens. Returns how far the shadow is to draft, and whether the last token had
         been drafted rightly, see `TokenDecoded`."""
         with self._lock:
-            one = self._open.get(request)
-            if one is None:
-                return 0, None
-            right, rows, one.rows = one.drafter.on_decoded(tokens), one.rows, 1
+            right, rows, self._rows = self._drafter.on_decoded(tokens), self._rows, 1
             if right is not None and len(tokens) == rows:  # it was in no block
-                one.length.foretold(right)
-            return one.length.drafts(), right
+                self._length.foretold(right)
+            return self._length.drafts(), right
 
-    def available(self, request: int) -> int:
-        """Drafts that there are of the next tokens."""
-        one = self._open.get(request)
-        return len(one.drafter.following(MOST_DRAFTS)) if one is not None else 0
-
-    def take(self, request: int, most: int) -> tuple[int, ...]:
+    def take(self, most: int) -> tuple[int, ...]:
         """Drafts for the next block, which may have `most` rows."""
-        one = self._open.get(request)
-        if one is None:
-            return ()
-        found = one.drafter.following(MOST_DRAFTS)  # outside of the lock: a lookup in a long prompt takes its time
+        found = self._drafter.following(MOST_DRAFTS)  # outside of the lock: a lookup in a long prompt takes its time
         with self._lock:
-            one.rows = one.length.rows(len(found), most)
-        return found[: one.rows - 1]
+            self._rows = self._length.rows(len(found), most)
+        return found[: self._rows - 1]
 
-    def on_verified(self, request: int, gained: int) -> None:
+    def on_verified(self, gained: int) -> None:
         """A block has given so many tokens. Within its step."""
         with self._lock:
-            one = self._open.get(request)
-            if one is not None:
-                one.length.verified(one.rows, gained)
+            self._length.verified(self._rows, gained)
 
-    def on_step_ended(self, requests: Iterable[int], rows: int, seconds: float, decoding: bool) -> None:
+
+class Draftable(Protocol):
+    """A request that may have drafts."""
+
+    drafts: Drafts | None
+
+
+class Drafting:
+    """Of a main node: makes the drafts of each request. `source`: None where nothing is drafted. Raises ConfigError."""
+
+    def __init__(self, source: DraftSource | None, experts: int = 1, top_k: int = 1) -> None:
+        """`experts`, `top_k`: of a layer."""
+        self._is_on = source is not None
+        self._prompt = source is not None and source.prompt
+        draft, late = (source.draft, source.late) if source else (0, False)
+        self._lengths = DraftLengths(draft, late, experts, top_k)
+        self._lock = threading.Lock()
+
+    def begin(self, prompt: Sequence[int], room: int) -> Drafts | None:
+        """Of a new request; None where nothing is drafted. `room`: the most tokens of the answer."""
+        if not self._is_on:
+            return None
+        drafter = _PromptDrafts(prompt, room) if self._prompt else _ShadowDrafts()
+        return Drafts(drafter, self._lengths.opened(), self._lock)
+
+    def on_step_ended(self, requests: Iterable[Draftable], rows: int, seconds: float, decoding: bool) -> None:
         """A step of these requests has ended; `rows`: of all its passes. `decoding`: it read no prompt."""
-        if self.on:
+        if self._is_on:
             with self._lock:
-                plans = [self._open[number].length.plan for number in requests if number in self._open]
+                plans = [one.drafts.plan for one in requests if one.drafts is not None]
                 self._lengths.stepped(plans, rows, seconds, decoding)

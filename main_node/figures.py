@@ -58,6 +58,42 @@ class NodeFigures:
 
 
 @dataclass(frozen=True, slots=True)
+class ClusterFigures:
+    """What a cluster has done since its main node started, whichever request it was for.
+
+    `odmoe generate --json` prints the fields by these names.
+    """
+
+    lost: list[str]
+    """Nodes that were lost, in order."""
+    rejoined: list[str]
+    """Nodes that came back, in order."""
+    suspects: list[str]
+    """`worker N: what was wrong with its outputs`."""
+    computations: int
+    """Of all workers, without those of audits."""
+    audits: int
+    """Computations that were done twice and compared."""
+    audit_share: float
+    """The share of `computations` that `--audit` asks for; 0 for none. What was done is `audits / computations`."""
+    audits_missed: dict[str, int]
+    """Attempts at an audit that came to nothing, by their reason: `busy` (no worker was idle and, with a share that was
+    set, the main node was not either), `large` (more rows than are kept for it), `smaller form` (of the expert).
+    Another computation of the same worker was tried then."""
+    loads_checked: float | None
+    """Of all loads of the workers since they started, the share that was compared with the store's checksums. None
+    before the first load."""
+    forms: list[str]
+    """The forms in which experts were loaded, the largest first; the full one is empty."""
+    smaller_forms: list[str]
+    """Those that the precision may choose, the largest first. Empty for full precision, and for any other where all
+    experts fit in full."""
+    form_costs: dict[str, tuple[float, float]]
+    """By form: seconds to load an expert, and to restore it for a computation, measured when the workers started (the
+    median worker). Empty where forms are not chosen by their costs."""
+
+
+@dataclass(frozen=True, slots=True)
 class Figures:
     """A cluster at one moment. Its counters begin with the main node's process."""
 
@@ -67,11 +103,6 @@ class Figures:
     """Requests that wait for one of these to end."""
     totals: Totals
     """Of all requests, those under way included."""
-    computations: int
-    """Of all workers, without those of audits."""
-    audits: int
-    """Computations that were done twice and compared."""
-    audits_missed: tuple[tuple[str, int], ...]
-    """Attempts at an audit that came to nothing, by their reason, see `Report.audits_missed`."""
+    cluster: ClusterFigures
     nodes: tuple[NodeFigures, ...]
     """The main node, the workers by number, the shadow: each that has ever joined."""

@@ -15,6 +15,7 @@ from checkpoint.coroutine import Coroutine
 from checkpoint.linear_batch import LinearCall, keeps_bits, meeting, multiply
 from main_node.engine.engine import Engine
 from main_node.engine.layer import LayerWait
+from scheduler import types as t
 
 
 class Job(Protocol):
@@ -23,8 +24,7 @@ class Job(Protocol):
     rounded: bool
     """Set where products were shared that may have lost the last bit by it."""
 
-    @property
-    def request(self) -> int: ...
+    one: t.Pass
 
     def forward(self) -> None:
         """The forward pass. Its outcome is kept."""
@@ -131,7 +131,7 @@ class LockStep:
         if not self._released:
             if not all((wait := run.layer) and wait.layer.done and not wait.foresight for run in self._runs):
                 return False
-            self._engine.pace.begin_layer(run.job.request for run in self._runs)
+            self._engine.pace.begin_layer(run.job.one.request for run in self._runs)
             self._released = list(self._runs)
         self._released.pop(0).go_on(True)
         return True

@@ -94,7 +94,6 @@ class MainNode:
         if sharing.batch_dense or drafts is not None:
             batch_linear(self.model)
         self.drafting = Drafting(drafts, self.shape.experts, self.shape.top_k)
-        engine.on_draft = self.drafting.offer
         self.admission = Admission(sharing, lambda: engine.deadlines.waited_s)
         chunk = sharing.prefill_chunk if kv.continues(self.model.config) and self._rotary.chunks else 0
         self.steps = Steps(
@@ -102,8 +101,6 @@ class MainNode:
         )
         self._current: _Current | None = None
         self._loops = TokenLoops()
-        self._open: dict[int, Sequence] = {}
-        """Requests whose tokens are being computed."""
         self._cache_bytes_max = 0
         self._noting = threading.Lock()
         strategy, watch = engine.core.strategy, None
@@ -197,42 +194,41 @@ class MainNode:
         sequence = Sequence(prompt, room, family.new_cache(self.model.config))
         stopped = stopper(stop, prompt) if stop and stopper is not None else None
         scores = PromptScores(prompt, prompt_logprobs) if prompt_logprobs is not None else None
-        request = Request(next(self._numbers), sequence, chooser, stopped, chooser.logprobs, scores)
+        drafts = self.drafting.begin(prompt, room)
+        request = Request(next(self._numbers), sequence, chooser, drafts, stopped, chooser.logprobs, scores)
         steps = self._steps(request)
         answer = Answer(self._give_up, request, steps)
         self._loops.add(answer, steps)
         return answer
 
-    def _give_up(self, number: int) -> None:
+    def _give_up(self, request: Request) -> None:
         """From any thread."""
         self.admission.look()
-        self.engine.close_request(number)
-        self.steps.on_closed(number)
+        self.engine.close_request(request.number)
+        self.steps.drop(request)
 
     def _steps(self, request: Request) -> Generator[Step]:
         """Open the request, run its token loop, close it."""
-        number = request.number
         began = time.perf_counter()
-        with self.admission.place(number, request.cancelled.is_set) as leave:
-            self.engine.open_request(number, request.sequence, len(request.sequence.prompt))
-            self.steps.on_opened(number)
-            self._open[number] = request.sequence
-            try:
-                self.drafting.on_opened(number, request.sequence.prompt, request.sequence.max_new_tokens)
+        with self.admission.place(request) as leave, self.engine.serving(request):
+            with self._computing(request):
                 request.check_wanted()  # it may have been cancelled before the engine knew it
                 last, finish, times = yield from self._tokens(request, began)
-                self._on_computed(number)
-                request.sequence.free()
-                leave()
-                yield last
-                complete = self.engine.wait_for_predictions(number, DRAIN_S)
-                report = self._report(request, times, finish, complete)
-            finally:
-                try:
-                    self._on_computed(number)
-                finally:
-                    self.engine.close_request(number)
+            request.free()
+            leave()
+            yield last
+            complete = self.engine.wait_for_predictions(request.number, DRAIN_S)
+            report = self._report(request, times, finish, complete)
         yield Step(None, report)
+
+    @contextlib.contextmanager
+    def _computing(self, request: Request) -> Iterator[None]:
+        """Around all passes of a request: until it has its last token, or ends without."""
+        with contextlib.ExitStack() as at_end:
+            at_end.callback(self.engine.on_answered, request)
+            at_end.callback(self._note_cache_bytes)
+            at_end.enter_context(self.steps.taking_part(request))
+            yield
 
     def _tokens(self, request: Request, began: float) -> Generator[Step, None, tuple[Step, str, Times]]:
         """The token loop: the prompt, in one pass or in chunks, then a pass a token. Returns the last token's step and
@@ -273,7 +269,8 @@ class MainNode:
         count = len(sequence.tokens)
         position = len(sequence.prompt) + count - 1
         self.engine.pace.on_decoded(number)
-        self.engine.post(t.TokenDecoded(number, count - 1, *self.drafting.on_decoded(number, gained)))
+        ahead, is_right = request.drafts.on_decoded(gained) if request.drafts is not None else (0, None)
+        self.engine.post(t.TokenDecoded(number, count - 1, ahead, is_right))
         tokens = [*sequence.prompt, *sequence.tokens] if self._own_path.asks else []
         if self._own_path.reads_again(tokens, 1, sequence.cache):
             request.read_again += 1
@@ -281,8 +278,8 @@ class MainNode:
                 return self._read(request, tokens, 0, prefill=True)
         most = sequence.max_new_tokens - count
         drafts: tuple[int, ...] = ()
-        if self.drafting.on:
-            drafts = self.engine.pace.next_pass(number, lambda: self.drafting.take(number, most))
+        if request.drafts is not None:
+            drafts = self.engine.pace.next_pass(number, partial(request.drafts.take, most))
         if self._own_path.asks:
             drafts = self._up_to_reading_again(request, drafts)
         found = self._read(request, [sequence.tokens[-1], *drafts], position, prefill=False)
@@ -297,20 +294,6 @@ class MainNode:
             if self._own_path.reads_again(tokens, 1, seen_at(cache, len(tokens) - 1)):
                 return drafts[:number]
         return drafts
-
-    def _on_computed(self, number: int) -> None:
-        """No pass of a request follows: it has its last token, or has ended without."""
-        if number not in self._open:
-            return
-        try:
-            self._note_cache_bytes()
-        finally:
-            del self._open[number]
-            self.steps.on_closed(number)
-            self.drafting.on_closed(number)
-            if self.experts.watch is not None:
-                self.experts.watch.on_closed(number)
-            self.engine.on_answered(number)
 
     def _read(self, request: Request, tokens: list[int], position: int, prefill: bool) -> tuple[int, ...]:
         """Read tokens, the first of them at `position`, in one pass; a prompt perhaps in several. Returns the next
@@ -329,15 +312,15 @@ class MainNode:
 
     def _job(self, request: Request, tokens: list[int], position: int, prefill: bool) -> PassJob:
         """A pass over `tokens`, or over the first of them; the first is at `position`."""
-        sequence, visit = request.sequence, t.Visit(request.number, position, 0)
+        visit = t.Visit(request.number, position, 0)
         memory: PassMemory | None = None
         in_block = len(tokens) > 1 and not prefill
-        current = _Current(visit, sequence.cache, in_block, request.unread_scores)
+        current = _Current(visit, request.sequence.cache, in_block, request.unread_scores)
 
         def enter(one: t.Pass) -> None:
             nonlocal memory
             if memory is None and self.experts.watch is not None:
-                memory = PassMemory(final=one.tokens == len(tokens))
+                memory = PassMemory(final=one.tokens == len(tokens), last_rows=request.last_rows)
             current.whole = position + len(tokens) if one.tokens < len(tokens) else 0
             self._enter(current, memory)
 
@@ -346,7 +329,7 @@ class MainNode:
                 return self._forward_block(request, tokens, visit)
             return self._forward(request, tokens[: one.tokens], last=one.tokens == len(tokens))
 
-        return PassJob(request.number, position, len(tokens), prefill, sequence, forward, enter)
+        return PassJob(request, position, len(tokens), prefill, forward, enter)
 
     def _report(self, request: Request, times: Times, finish: str, complete: bool) -> Report:
         weights, experts = self.weight_bytes, self.store.manifest.expert_bytes
@@ -398,7 +381,8 @@ class MainNode:
                 break
         self._note_cache_bytes(block.nbytes)
         block.cut(len(gained))
-        self.drafting.on_verified(request.number, len(gained))
+        if request.drafts is not None:
+            request.drafts.on_verified(len(gained))
         self.engine.on_verified(len(tokens) - 1, request.accepted - before)
         self.engine.spans.end_pass(request.number)
         return tuple(gained)
@@ -428,7 +412,7 @@ class MainNode:
     def _note_cache_bytes(self, beside: int = 0) -> None:
         """The caches of open requests take most when one of these ends, or at the end of a block, which keeps bytes
         `beside` them."""
-        held = beside + sum(other.cache_bytes() for other in list(self._open.values()))
+        held = beside + sum(request.sequence.cache_bytes() for request in self.admission.requests())
         with self._noting:
             self._cache_bytes_max = max(self._cache_bytes_max, held)
 

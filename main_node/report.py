@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from main_node.engine.roster import kind_of
 from main_node.exactness import inexact
+from main_node.figures import ClusterFigures
 from scheduler.errors import RequestFailedError
-from scheduler.policies.precision import FORMS, FULL
+from wire.messages import ShadowUsage, WorkerUsage
 
 if TYPE_CHECKING:
     from main_node.engine.engine import Engine
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 class Report:
     """One answer's figures. Times in seconds, memory in bytes, `None` where there was nothing to measure.
 
-    Equations are those of the OD-MoE paper. `--json` prints the fields by these names.
+    Equations are those of the OD-MoE paper. `--json` prints the fields by these names, those of `cluster` beside them.
     """
 
     token_ids: list[int]
@@ -83,9 +84,6 @@ class Report:
     memory_of_whole: float | None
     """The sum of `memory_bytes` over the weights of the model with every expert in memory, as the store keeps it. None
     where a node did not report."""
-    loads_checked: float | None
-    """Of all loads of the workers since they started, the share that was compared with the store's checksums. None
-    before the first load."""
     resident_experts_max: list[int]
     """By worker: the most experts that were in its slots at once."""
     bytes_loaded: int
@@ -93,22 +91,6 @@ class Report:
     finish: str
     """`stop` (end-of-sequence token, or the last token of a text that a schema lets end nowhere else), `stop_text`,
     `length` (max_new_tokens) or `context` (full)."""
-    lost: list[str]
-    """Nodes lost since the cluster started."""
-    rejoined: list[str]
-    """Nodes that came back since the cluster started."""
-    suspects: list[str]
-    """`worker N: what was wrong with its outputs`, since the cluster started."""
-    audits: int
-    """Computations that were done twice and compared, since the cluster started."""
-    audit_share: float
-    """The share of `computations` that `--audit` asks for; 0 for none. What was done is `audits / computations`."""
-    audits_missed: dict[str, int]
-    """Attempts at an audit that came to nothing, since the cluster started, by their reason: `busy` (no worker was idle
-    and, with a share that was set, the main node was not either), `large` (more rows than are kept for it), `smaller
-    form` (of the expert). Another computation of the same worker was tried then."""
-    computations: int
-    """Computations of all workers since the cluster started, without those of audits."""
     ignored: list[str]
     """`name=value` of the model's generation settings that are not supported."""
     exact: bool
@@ -121,18 +103,12 @@ class Report:
     """Passes in which the prompt was read: more than one where it was read in chunks."""
     kernel: str
     """`exact`, or the name of one whose products may differ from those of Transformers in the last bit."""
-    forms: list[str]
-    """The forms in which experts were loaded since the cluster started, the largest first; the full one is empty."""
-    smaller_forms: list[str]
-    """Those that the precision may choose, the largest first. Empty for full precision, and for any other where all
-    experts fit in full."""
-    form_costs: dict[str, tuple[float, float]]
-    """By form: seconds to load an expert, and to restore it for a computation, measured when the workers started (the
-    median worker). Empty where forms are not chosen by their costs."""
     seed: int | None
     """Seed of the draws. None where the most probable token was taken."""
     emulated: str | None
     """The profile whose times were kept."""
+    cluster: ClusterFigures
+    """The cluster's own figures, when the answer had ended."""
     wire_bytes_per_token: dict[str, float] | None
     """Encoded bytes of a decode token, by stream: `to_workers` and `from_workers` (embeddings), `to_shadow` (tokens and
     KV rows, the prompt's too), `from_shadow` (predictions). None where nodes share a process, or other requests were
@@ -206,7 +182,8 @@ def build_report(
     stats = engine.core.stats.get(number)
     if stats is None:
         raise RequestFailedError(f"request {number} was closed")
-    by_role, shares, residents, of_whole, checked = _usage(engine, memory)
+    workers, shadow = engine.peers.usage()
+    by_role, shares, of_whole = _memory(engine, memory, workers, shadow)
     doubted = not engine.checks.settle(number)  # last, so that nothing found meanwhile is missed
     engine.check(number)
     engine.close_stats(stats)
@@ -244,17 +221,9 @@ def build_report(
         memory_bytes=by_role,
         memory_of_whole=of_whole,
         memory_shares=shares,
-        loads_checked=checked,
-        resident_experts_max=residents,
+        resident_experts_max=[usage.resident_experts_max for usage in workers.values()],
         bytes_loaded=stats.bytes_loaded,
         finish=finish,
-        lost=list(engine.peers.lost),
-        rejoined=list(engine.peers.rejoined),
-        suspects=[f"worker {number}: {fault}" for number, fault in engine.peers.suspects.facts().items()],
-        audits=engine.checks.audits.done if engine.checks.audits else 0,
-        audit_share=engine.checks.audits.share if engine.checks.audits else 0.0,
-        audits_missed=dict(engine.checks.audits.missed) if engine.checks.audits else {},
-        computations=engine.checks.computations,
         ignored=chooser.ignored,
         exact=not reasons,
         inexact=reasons,
@@ -263,11 +232,9 @@ def build_report(
         prefill_passes=request.prefill_passes,
         read_again=request.read_again,
         kernel=kernel,
-        forms=sorted(engine.core.forms, key=FORMS.index),
-        smaller_forms=[form for form in engine.core.strategy.precision.forms if form != FULL],
-        form_costs=engine.core.form_costs,
         seed=chooser.seed,
         emulated=engine.pace.emulated,
+        cluster=engine.cluster_figures(workers.values()),
         wire_bytes_per_token=_wire_bytes(engine, number, count - 1, times.carried),
         devices={"main": device, **engine.peers.roster.devices()},
         one_kind=one_kind,
@@ -275,15 +242,13 @@ def build_report(
     )
 
 
-def _usage(
-    engine: Engine, memory: MainMemory
-) -> tuple[dict[str, int | list[int]], dict[str, int], list[int], float | None, float | None]:
-    """`memory_bytes`, `memory_shares`, `resident_experts_max`, `memory_of_whole` and `loads_checked` of a report."""
-    workers, shadow = engine.peers.usage()
+def _memory(
+    engine: Engine, memory: MainMemory, workers: Mapping[int, WorkerUsage], shadow: ShadowUsage | None
+) -> tuple[dict[str, int | list[int]], dict[str, int], float | None]:
+    """`memory_bytes`, `memory_shares` and `memory_of_whole` of a report."""
     complete = len(workers) == len(engine.peers.workers) and (shadow is None) is (engine.peers.shadow is None)
     of_workers = [usage.device_bytes_max for usage in workers.values()]
     of_shadow = shadow.device_bytes_max if shadow else 0
-    loads = sum(usage.loads for usage in workers.values())
     together = memory.device_bytes + of_shadow + sum(of_workers)
     slots = engine.peers.roster.slot_bytes(workers)
     shares = {
@@ -297,9 +262,7 @@ def _usage(
     return (
         {"main": memory.device_bytes, "shadow": of_shadow, "workers": of_workers},
         shares,
-        [usage.resident_experts_max for usage in workers.values()],
         together / (memory.weight_bytes + memory.expert_bytes) if complete else None,
-        sum(usage.loads_checked for usage in workers.values()) / loads if loads else None,
     )
 
 

@@ -1,4 +1,4 @@
-"""One request, as the token loop works on it."""
+"""One request: all that the main node keeps of it, from `MainNode.generate` to its report."""
 
 from __future__ import annotations
 
@@ -7,27 +7,43 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+import torch
+
+from main_node.checks.audits import Case
+from main_node.checks.suspects import Source
 from main_node.choosing.chooser import Chooser
 from main_node.choosing.prompt_scores import PromptScores
+from main_node.drafting import Drafts
 from main_node.engine.sequence import Sequence
 from main_node.logprobs import TokenLogprobs
-from scheduler.errors import RequestCancelledError
+from main_node.reach import Window
+from scheduler.errors import RequestCancelledError, RequestFailedError
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Request:
-    """What the token loop works on."""
+    """The engine finds it by its number while it is open; everybody else is handed it.
+
+    Its own thread changes it, or the model's thread while that one waits for a pass. The fields at the end have locks.
+    """
 
     number: int
     sequence: Sequence
+    """Tokens and KV cache."""
     chooser: Chooser
-    stopped: Callable[[int], bool] | None
+    drafts: Drafts | None = None
+    """Of the next tokens, where any are made. Thread-safe."""
+    stopped: Callable[[int], bool] | None = None
     """Takes every token in order; True once the answer has reached a stop text."""
     logprobs: deque[TokenLogprobs] = field(default_factory=deque)
     """Of tokens that were chosen and not shown yet, in their order; empty where nobody wants them."""
     prompt_scores: PromptScores | None = None
     """Where log-probabilities of the prompt are wanted."""
     cancelled: threading.Event = field(default_factory=threading.Event)
+    """Set from any thread."""
+    last_rows: dict[int, tuple[int, torch.Tensor]] = field(default_factory=dict)
+    """By layer, for a predictor that learns: a position, and the gate's input from which it was predicted."""
+
     prefill_passes: int = 0
     """Passes that have read the prompt."""
     read_again: int = 0
@@ -45,6 +61,30 @@ class Request:
     rounded: bool = False
     """Some of its products were shared with other requests and may have lost the last bit by it."""
 
+    # With the lock of `Steps`.
+    is_decoding: bool = False
+    """It has its first token."""
+
+    # With the engine's lock, `window` as `Reach` says.
+    window: Window = field(init=False)
+    """What the shadow may predict."""
+    is_answered: bool = False
+    """No pass follows: it has its last token, or ends without. Predictions may still come."""
+    failure: tuple[type[RequestFailedError], str] | None = None
+    """How and why it failed."""
+    is_shared: bool = False
+    """Another request was opened beside it."""
+    sources: set[Source] = field(default_factory=set)
+    """Workers with an output in the answer."""
+    is_doubted: bool = False
+    """The answer may have a wrong output."""
+    largest_gains: dict[Source, tuple[float, Case]] = field(default_factory=dict)
+    """Of each worker the row of its outputs that grew most, and how many times."""
+
+    def __post_init__(self) -> None:
+        prompt_tokens = len(self.sequence.prompt)
+        self.window = Window(prompt_tokens, prompt_tokens + self.sequence.max_new_tokens)
+
     @property
     def unread_scores(self) -> PromptScores | None:
         """`prompt_scores`, while tokens of the prompt are still to be read."""
@@ -55,3 +95,8 @@ class Request:
         """Raises RequestCancelledError where the answer has been given up."""
         if self.cancelled.is_set():
             raise RequestCancelledError(f"request {self.number} was cancelled")
+
+    def free(self) -> None:
+        """No pass follows: give up what only passes need."""
+        self.sequence.free()
+        self.last_rows.clear()

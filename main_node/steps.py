@@ -9,13 +9,13 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 
 from checkpoint.devices.inference import inference
 from main_node.engine.engine import Engine
-from main_node.engine.sequence import Sequence
 from main_node.lockstep import LockStep
+from main_node.request import Request
 from scheduler import types as t
 from scheduler.emulation.clock import CREDIT_S
 from scheduler.errors import DeadlineError, RequestFailedError
@@ -41,17 +41,16 @@ class PassJob:
 
     def __init__(
         self,
-        request: int,
+        request: Request,
         position: int,
         tokens: int,
         prefill: bool,
-        sequence: Sequence,
         forward: Callable[[t.Pass], tuple[int, ...]],
         enter: Callable[[t.Pass], None],
     ) -> None:
         self.request = request
         self.position, self.tokens, self.prefill = position, tokens, prefill
-        self.one = t.Pass(request, position, tokens, prefill)
+        self.one = t.Pass(request.number, position, tokens, prefill)
         self.shared = 0
         """Passes in its step. 0: it has not begun."""
         self.rounded = False
@@ -59,7 +58,6 @@ class PassJob:
         self.gained: tuple[int, ...] = ()
         """The next tokens: one, none after a chunk that does not end the prompt, several after a block."""
         self.ended = threading.Event()
-        self._sequence = sequence
         self._forward, self._enter = forward, enter
         self._error: BaseException | None = None
         self._around = ExitStack()
@@ -68,7 +66,7 @@ class PassJob:
         """It is part of a step that is about to be announced."""
         self.one = self.one._replace(tokens=tokens)
         self.shared = shared
-        self._around.enter_context(self._sequence.passing())
+        self._around.enter_context(self.request.sequence.passing())
 
     def enter(self) -> None:
         self._enter(self.one)
@@ -106,7 +104,7 @@ class Steps:
         chunk: int,
         batched: bool,
         leave: Callable[[], None] = lambda: None,
-        on_step_ended: Callable[[tuple[int, ...], int, float, bool], None] = lambda *_: None,
+        on_step_ended: Callable[[Sequence[Request], int, float, bool], None] = lambda *_: None,
     ) -> None:
         self._engine = engine
         self._deadline_s, self._chunk, self._batched = deadline_s, chunk, batched
@@ -115,32 +113,37 @@ class Steps:
         self._thread: threading.Thread | None = None
         self._ready: list[PassJob] = []
         self._busy = self._closed = False
-        self._open: set[int] = set()
-        self._decoding: set[int] = set()
-        """Open requests that have their first token."""
-        self._expected: set[int] = set()
+        self._open: set[Request] = set()
+        """Those that take part."""
+        self._expected: set[Request] = set()
         """Requests of the last step that are not back."""
         self._grace_end = 0.0
 
-    def on_opened(self, request: int) -> None:
+    @contextlib.contextmanager
+    def taking_part(self, request: Request) -> Iterator[None]:
+        """Around all passes of a request, which `run` runs."""
         with self._changed:
             self._open.add(request)
+        try:
+            yield
+        finally:
+            self.drop(request)
 
-    def on_closed(self, request: int) -> None:
-        """From any thread, at any time. A pass that waits for a step gets RequestFailedError; for one under way see
-        `Engine.close_request`."""
+    def drop(self, request: Request) -> None:
+        """It takes part no more. From any thread, at any time. A pass that waits for a step gets RequestFailedError;
+        for one under way see `Engine.close_request`."""
         with self._changed:
-            for requests in (self._open, self._decoding, self._expected):
-                requests.discard(request)
-            for job in [job for job in self._ready if job.request == request]:
+            self._open.discard(request)
+            self._expected.discard(request)
+            for job in [job for job in self._ready if job.request is request]:
                 self._ready.remove(job)
-                job.end(RequestFailedError(f"request {request} was closed"))
+                job.end(RequestFailedError(f"request {request.number} was closed"))
             self._changed.notify()
 
     def idle(self) -> bool:
         """Nothing is left of any request."""
         with self._changed:
-            return not (self._busy or self._ready or self._open or self._decoding or self._expected)
+            return not (self._busy or self._ready or self._open or self._expected)
 
     def close(self) -> None:
         """The model's thread ends, once it has nothing to do."""
@@ -163,8 +166,7 @@ class Steps:
         """
         with self._changed:
             self._expected.discard(job.request)
-            if not job.prefill:
-                self._decoding.add(job.request)
+            job.request.is_decoding |= not job.prefill
             alone = not self._busy and not self._ready and self._open <= {job.request}
             if alone:
                 self._busy = True
@@ -202,8 +204,8 @@ class Steps:
         yield
         if self._engine.deadlines.waited_s == waited_s:
             rows, seconds = sum(job.one.tokens for job in jobs), self._engine.pace.now() - began
-            requests = tuple(job.request for job in jobs)
-            self._on_step_ended(requests, rows, seconds, not any(job.prefill for job in jobs))
+            prefill = any(job.prefill for job in jobs)
+            self._on_step_ended([job.request for job in jobs], rows, seconds, not prefill)
 
     def _on_ended(self, jobs: list[PassJob], began: float) -> None:
         """A step has ended."""
@@ -211,7 +213,8 @@ class Steps:
         now = time.monotonic()
         with self._changed:
             self._busy = False
-            self._decoding |= {job.request for job in jobs if job.gained} & self._open
+            for job in jobs:
+                job.request.is_decoding |= bool(job.gained)
             back = {job.request for job in self._ready}
             self._expected = {job.request for job in jobs} & self._open - back
             longest_s = CREDIT_S if self._engine.pace.emulated else GRACE_S
@@ -244,12 +247,12 @@ class Steps:
                     elif left_s <= 0:
                         self._ready.remove(job)
                         raise DeadlineError(
-                            f"request {job.request} waited {self._deadline_s:g} s for a step; send fewer at once"
+                            f"request {job.request.number} waited {self._deadline_s:g} s for a step; send fewer at once"
                         )
         except BaseException:  # interrupted, or too late
-            self.on_closed(job.request)
+            self.drop(job.request)
             if job.shared:  # its pass ends at its next layer
-                self._engine.close_request(job.request)
+                self._engine.close_request(job.request.number)
                 job.ended.wait(ABANDON_S)
             raise
 
@@ -287,12 +290,13 @@ class Steps:
         """All that are ready, but no more of prompts than a chunk while others are answered. The first prompt is read
         in chunks if it must; another joins if it fits as a whole, so that short ones are never split."""
         bound = self._chunk if self._chunk and len(self._open) > 1 else 0
+        decoding = any(request.is_decoding for request in self._open)
         room, chosen = bound, []
         for job in self._ready:
             tokens = job.tokens
             if job.prefill and bound:
                 first = room == bound
-                if not first and self._decoding and tokens > room:
+                if not first and decoding and tokens > room:
                     continue
                 tokens = min(tokens, bound)
                 room -= tokens
@@ -300,7 +304,7 @@ class Steps:
         for job, tokens in chosen:
             self._ready.remove(job)
             job.begin(tokens, len(chosen))
-        return sorted((job for job, _ in chosen), key=lambda job: job.request)
+        return sorted((job for job, _ in chosen), key=lambda job: job.one.request)
 
     def _run(self, jobs: list[PassJob]) -> None:
         """A step. Nothing is raised: each job keeps what its pass has raised."""

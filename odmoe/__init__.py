@@ -9,6 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from main_node.figures import ClusterFigures
     from main_node.report import Report
     from odmoe.api.asking import Message, Prompt
     from odmoe.api.async_stream import AsyncStream
@@ -27,6 +28,7 @@ __all__ = [
     "Alternative",
     "AsyncStream",
     "Chunk",
+    "ClusterFigures",
     "Completion",
     "LoadKeywords",
     "Logprob",
@@ -50,6 +52,7 @@ __all__ = [
 ]
 
 _NAMES = {
+    "main_node.figures": ("ClusterFigures",),
     "main_node.report": ("Report",),
     "odmoe.api.asking": ("Message", "Prompt"),
     "odmoe.api.async_stream": ("AsyncStream",),

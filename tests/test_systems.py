@@ -97,7 +97,7 @@ def test_the_others_answer_and_say_that_they_are_approximate(name: str, embedded
 @pytest.mark.parametrize("name", slow_except(("hobbit",), ("fate", "hobbit", "mixtral-offloading")))
 def test_a_budget_that_holds_everything_needs_no_smaller_form(name: str, embedded: Any, reference: Any) -> None:
     report = is_exact(embedded(system=name, device_memory="100%", **WHOLE), reference("float32", 0, TOKENS))
-    assert (report.forms, report.smaller_forms, report.form_costs) == ([""], [], {})
+    assert (report.cluster.forms, report.cluster.smaller_forms, report.cluster.form_costs) == ([""], [], {})
 
 
 @pytest.mark.parametrize("name", slow_except(("hobbit",), ("fate", "hobbit", "mixtral-offloading")))
@@ -108,7 +108,8 @@ def test_where_restoring_is_slow_everything_is_loaded_in_full(
     monkeypatch.setattr("worker_node.form_choice.restoring_seconds", lambda *_: 1.0)
     cluster = embedded(system=name, device_memory="25%", record=str(tmp_path / "log"), **WHOLE)
     report = is_exact(cluster, reference("float32", 0, TOKENS))
-    assert (report.forms, report.smaller_forms[0], report.form_costs["int4"][1]) == ([""], "int4", 1.0)
+    found = report.cluster
+    assert (found.forms, found.smaller_forms[0], found.form_costs["int4"][1]) == ([""], "int4", 1.0)
     expert_bytes = cluster.main.store.manifest.expert_bytes
     assert sum(report.memory_bytes["workers"]) <= 0.25 * expert_bytes
     write_whole(tmp_path / "log", cluster.recording())
@@ -144,7 +145,7 @@ def test_in_emulated_time_forms_cost_what_the_profile_says(embedded: Any, refere
     ]
     assert simulated in joined.forms
     assert simulated == ("int4", profile.form_load_s("int4"), 0.0001, True)
-    assert report.form_costs["int4"] == simulated[1:3]
+    assert report.cluster.form_costs["int4"] == simulated[1:3]
     assert joined.load_s == pytest.approx(profile.form_load_s("int4"), rel=1e-6)
     assert joined.call_s == pytest.approx(profile.device_costs[0] + 0.0001)
 

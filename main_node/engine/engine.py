@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
 from main_node.checks.verification import Verification
 from main_node.engine.deadlines import Deadlines
 from main_node.engine.layer import LayersInFlight, LayerWork, compute_message
-from main_node.engine.open_request import OpenRequest
 from main_node.engine.output_checks import OutputChecks
 from main_node.engine.pace import Pace, RealPace
 from main_node.engine.peer import prediction_of
 from main_node.engine.peers import Peers
-from main_node.engine.sequence import Sequence, shadow_messages
-from main_node.engine.tracing import MainSpans, StallSpans, gather
-from main_node.reach import Reach, Window
+from main_node.engine.sequence import shadow_messages
+from main_node.engine.tracing import EventSpans, MainSpans, gather
+from main_node.figures import ClusterFigures
+from main_node.reach import Reach
+from main_node.request import Request
 from main_node.shadow_sender import ShadowSender
 from main_node.totals import Totals
 from scheduler import types as t
@@ -27,6 +29,7 @@ from scheduler.core.stats import RequestStats
 from scheduler.departure import LOOKAHEAD
 from scheduler.errors import AnswerWithdrawnError, ClusterError, ProtocolError, RequestFailedError
 from scheduler.model_limits import ModelLimits, limits_of_shape
+from scheduler.policies.precision import FORMS, FULL
 from scheduler.trace import Span
 from wire import messages as w
 from wire.lent_threads import LentThreads
@@ -68,7 +71,8 @@ class Engine:
         self.core = core
         self.pace = pace or RealPace()
         self.spans = MainSpans(hello.trace, self.pace.now)
-        self._requests: dict[int, OpenRequest] = {}
+        self._requests: dict[int, Request] = {}
+        """Those that are open, by number. Changed with the lock held."""
         self.reach = Reach(self._requests, LOOKAHEAD, len(core.shape.layers))
         self.departure = departure
         self._lock = threading.RLock()
@@ -79,11 +83,9 @@ class Engine:
         self._verification = verification
         self.checks = OutputChecks(self._requests, self.peers, self._changed, self._withdraw, verification)
         self.deadlines = Deadlines(self, self._lock, waits.worker_s, waits.shadow_s, waits.answer_s)
-        self._observers: list[Observer] = [self.deadlines]
+        self._observers: list[Observer] = [self.deadlines, self.pace]
         if hello.trace:
-            self._observers.append(StallSpans(self.spans, core))
-        self.on_draft: Callable[[w.Draft], None] = lambda draft: None
-        """Called with each token that the shadow drafts, without the lock."""
+            self._observers.append(EventSpans(self.spans, core))
         self._inbox: list[t.Event] = []
         self._draining = False
         self._now = 0.0
@@ -144,11 +146,16 @@ class Engine:
         """See `PeerListener`."""
         if isinstance(message, w.Draft):
             if self.reach.takes_draft(message.request, message.step):
-                self.on_draft(message)
+                self._on_draft(message)
             return
         predicted = prediction_of(message, self.core.shape, self.spans.came)
         if self.reach.takes(predicted):
             self.post(predicted)
+
+    def _on_draft(self, message: w.Draft) -> None:
+        request = self._requests.get(message.request)
+        if request is not None and request.drafts is not None:
+            request.drafts.offer(message)
 
     # --- events in, commands out --------------------------------------------------------------------------------
 
@@ -213,7 +220,7 @@ class Engine:
 
     def _act_on_shadow(self, command: t.Follow | t.Align | t.Unfollow) -> None:
         request, policy = self._requests.get(command.request), self.core.alignment
-        data = request.sequence if request is not None else None
+        data = request.sequence if request is not None and not request.is_answered else None
         if isinstance(command, t.Align):
             self.reach.on_announced(command.request, command.step, command.drafts)
         self._to_shadow.send(
@@ -249,38 +256,43 @@ class Engine:
 
     # --- the main model's side ----------------------------------------------------------------------------------
 
-    def open_request(self, number: int, data: Sequence, prompt_tokens: int) -> None:
+    @contextlib.contextmanager
+    def serving(self, request: Request) -> Iterator[None]:
+        """Around all that is done for a request. It may be closed before the end, from any thread."""
+        try:
+            self.open_request(request)
+            yield
+        finally:
+            self.close_request(request.number)
+
+    def open_request(self, request: Request) -> None:
         with self._lock:
             for other in self._requests.values():
                 other.is_shared = True
-            window = Window(prompt_tokens, prompt_tokens + data.max_new_tokens)
-            self._requests[number] = OpenRequest(data, window)
-            self.post(t.RequestOpened(number, prompt_tokens))
+            self._requests[request.number] = request
+            self.post(t.RequestOpened(request.number, len(request.sequence.prompt)))
 
-    def on_answered(self, number: int) -> None:
-        """The request has its last token. It is open until its predictions are complete."""
+    def on_answered(self, request: Request) -> None:
+        """It has its last token, or ends without. It is open until its predictions are complete."""
         with self._lock:
-            request = self._requests.get(number)
-            if request is not None:
-                request.end_answer()
+            request.is_answered = True
 
     def close_request(self, number: int) -> None:
         with self._lock:
             request = self._requests.get(number)
+            tokens = 0
             if request is not None:
-                request.end_answer()
+                tokens, request.is_answered = len(request.sequence.tokens), True
             try:
-                self.post(t.RequestClosed(number, request.answer_tokens if request is not None else 0))
+                self.post(t.RequestClosed(number, tokens))
             finally:
-                if self._requests.pop(number, None) is not None and request is not None:
-                    self._ended.answer_tokens += request.answer_tokens
+                if self._requests.pop(number, None) is not None:
+                    self._ended.answer_tokens += tokens
                     self.reach.on_closed()
             stats = self.core.stats.pop(number, None)
             if stats is not None:
                 self._ended.add(stats)
             self._layers.release(number)
-            self.pace.on_closed(number)
-            self.spans.on_closed(number)
 
     def begin_step(self, passes: tuple[t.Pass, ...], batched: bool = False) -> None:
         """The main model begins a step. `batched`: see `Pace.begin_step`."""
@@ -303,7 +315,7 @@ class Engine:
             self.spans.gate(visit)
         with self._lock:
             request = self._requests.get(visit.request)
-            if request is None or request.sequence is None:
+            if request is None or request.is_answered:
                 raise RequestFailedError(f"request {visit.request} was closed")
             self._layers[visit] = layer
             self.post(t.GateFired(visit, layer.rows, layer.chosen, layer.scores))
@@ -381,8 +393,27 @@ class Engine:
             found = self._ended.copy()
             for stats in self.core.stats.values():
                 found.add(stats)
-            found.answer_tokens += sum(request.tokens for request in self._requests.values())
+            found.answer_tokens += sum(len(request.sequence.tokens) for request in self._requests.values())
             return found
+
+    def cluster_figures(self, usage: Collection[w.WorkerUsage]) -> ClusterFigures:
+        """What the cluster has done so far. `usage`: of those workers that have said it."""
+        loads = sum(one.loads for one in usage)
+        with self._lock:
+            audits = self.checks.audits
+            return ClusterFigures(
+                lost=list(self.peers.lost),
+                rejoined=list(self.peers.rejoined),
+                suspects=[f"worker {number}: {fault}" for number, fault in self.peers.suspects.facts().items()],
+                computations=self.checks.computations,
+                audits=audits.done if audits else 0,
+                audit_share=audits.share if audits else 0.0,
+                audits_missed=dict(audits.missed) if audits else {},
+                loads_checked=sum(one.loads_checked for one in usage) / loads if loads else None,
+                forms=sorted(self.core.forms, key=FORMS.index),
+                smaller_forms=[form for form in self.core.strategy.precision.forms if form != FULL],
+                form_costs=self.core.form_costs,
+            )
 
     def carried(self, number: int) -> dict[str, int] | None:
         """See `Roster.carried`. None where other requests are open, or were opened meanwhile, too."""

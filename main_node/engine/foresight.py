@@ -86,27 +86,27 @@ class TokenForesight:
     ) -> None:
         self.predictor = predictor
         self._gates, self._top_k, self._rate = gates, shape.top_k, learning_rate
-        self._before: dict[int, dict[int, tuple[int, torch.Tensor]]] = {}
-        """Request -> layer -> the position that was predicted, and from which row."""
+        self._before: dict[int, tuple[int, torch.Tensor]] = {}
+        """See `Request.last_rows`."""
 
     @property
     def nbytes(self) -> int:
         return self.predictor.nbytes
+
+    def use(self, last_rows: dict[int, tuple[int, torch.Tensor]]) -> None:
+        """A pass of the request with these goes on."""
+        self._before = last_rows
 
     def ahead(self, visit: t.Visit, hidden: torch.Tensor, partial: Partial) -> list[t.Foreseen]:
         row, then = hidden[-1:], visit.position + len(hidden)
         if self._rate:
             if len(hidden) == 1:
                 self._learn(visit)
-            self._before.setdefault(visit.request, {})[visit.layer] = (then, row.clone())
+            self._before[visit.layer] = (then, row.clone())
         return [t.Foreseen(visit.request, then, visit.layer, _rows(self.predictor.scores(visit.layer, row)))]
 
-    def on_closed(self, request: int) -> None:
-        """Forget the request's last rows."""
-        self._before.pop(request, None)
-
     def _learn(self, visit: t.Visit) -> None:
-        position, row = self._before.get(visit.request, {}).get(visit.layer, (-1, None))
+        position, row = self._before.get(visit.layer, (-1, None))
         if row is not None and position == visit.position:
             wanted = targets(self._gates.ranked(visit.layer), self._top_k)
             self.predictor.learn(visit.layer, row, wanted, self._rate)

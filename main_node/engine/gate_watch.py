@@ -29,6 +29,8 @@ class PassMemory:
     """Its last row is the request's last: not so for a chunk of a prompt that is not the last chunk."""
     outputs: GateOutput = field(default_factory=dict)
     captured: Captured = field(default_factory=Captured)
+    last_rows: dict[int, tuple[int, torch.Tensor]] = field(default_factory=dict)
+    """Of its request, see `Request.last_rows`."""
 
 
 class GateWatch:
@@ -58,11 +60,8 @@ class GateWatch:
         self._gates.use(memory.outputs)
         if isinstance(self._foresight, AttentionForesight):
             self._foresight.use(memory.captured)
-
-    def on_closed(self, request: int) -> None:
-        """Nothing more comes of the request."""
-        if isinstance(self._foresight, TokenForesight):
-            self._foresight.on_closed(request)
+        elif isinstance(self._foresight, TokenForesight):
+            self._foresight.use(memory.last_rows)
 
     def scores(self, layer: int) -> torch.Tensor | None:
         """[T, E] of the gate that has fired; None where no policy reads them."""

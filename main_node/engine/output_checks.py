@@ -18,8 +18,8 @@ from main_node.checks.outputs import gains, is_finite, is_intact, is_usable, rea
 from main_node.checks.suspects import Source
 from main_node.checks.verification import Verification
 from main_node.engine.layer import LayerWork
-from main_node.engine.open_request import OpenRequest
 from main_node.engine.peers import Peers
+from main_node.request import Request
 from scheduler import types as t
 from scheduler.errors import ODMoEError, ProtocolError
 from wire import messages as w
@@ -42,7 +42,7 @@ class OutputChecks:
 
     def __init__(
         self,
-        requests: Mapping[int, OpenRequest],
+        requests: Mapping[int, Request],
         peers: Peers,
         changed: threading.Condition,
         withdraw: Callable[[int, str], None],
@@ -79,7 +79,7 @@ class OutputChecks:
             self._changed.wait_for(is_settled, SETTLE_S)
             return is_settled() and not found.is_doubted
 
-    def _is_disputed(self, request: OpenRequest) -> bool:
+    def _is_disputed(self, request: Request) -> bool:
         return any(not request.sources.isdisjoint(sources) for sources in self._disputes.values())
 
     # --- outputs ------------------------------------------------------------------------------------------------
@@ -134,7 +134,7 @@ class OutputChecks:
         return ""
 
     def _note_gain(
-        self, call: t.Compute, request: OpenRequest, hidden: torch.Tensor, weights: torch.Tensor, output: torch.Tensor
+        self, call: t.Compute, request: Request, hidden: torch.Tensor, weights: torch.Tensor, output: torch.Tensor
     ) -> None:
         """Keep each worker's row that grew most: if a request's logits are not finite, the arbiter looks at those."""
         source = self._peers.suspects.source(call.worker)

@@ -45,7 +45,7 @@ class Pace(Protocol):
 
     def on_resumed(self, request: int) -> None: ...
 
-    def on_closed(self, request: int) -> None: ...
+    def on_handled(self, event: t.Event, now: float, commands: list[t.Command]) -> None: ...
 
 
 class RealPace:
@@ -84,7 +84,7 @@ class RealPace:
     def on_resumed(self, request: int) -> None:
         pass
 
-    def on_closed(self, request: int) -> None:
+    def on_handled(self, event: t.Event, now: float, commands: list[t.Command]) -> None:
         pass
 
 
@@ -202,9 +202,10 @@ class MainPace:
         self._ended = max(self._ended, times.ready)
         self._emulation.adopt(times.ready)
 
-    def on_closed(self, request: int) -> None:
-        """Nothing more comes of the request."""
-        self._requests.pop(request, None)
+    def on_handled(self, event: t.Event, now: float, commands: list[t.Command]) -> None:
+        """See `main_node.engine.engine.Observer`: nothing more comes of a request that was closed."""
+        if isinstance(event, t.RequestClosed):
+            self._requests.pop(event.request, None)
 
     def _of(self, request: int) -> _Times:
         """From now on for a request that is new, or was closed in the middle of its pass."""

@@ -342,14 +342,14 @@ class Peers:
             workers, shadow = dict(sorted(self.workers.items())), self.shadow
         return ask_usage(workers, shadow, deadline_s)
 
-    def last_usage(self, first_s: float) -> dict[str, int]:
-        """Bytes that each node holds, by its name, as it said last. Every node is asked again, and waited for only if
-        it has not said so yet: all of these together for at most `first_s`."""
+    def last_usage(self, first_s: float) -> dict[str, w.WorkerUsage | w.ShadowUsage]:
+        """What each node holds, by its name, as it said last. Every node is asked again, and waited for only if it has
+        not said so yet: all of these together for at most `first_s`."""
         peers, end = self.all(), time.monotonic() + first_s
         for peer in peers:
             peer.ask_usage()
         told = {peer.name: peer.last_usage(end - time.monotonic()) for peer in peers}
-        return {name: usage.device_bytes_max for name, usage in told.items() if usage is not None}
+        return {name: usage for name, usage in told.items() if usage is not None}
 
     def suspected(self) -> set[int]:
         """Workers of which a wrong output is known."""

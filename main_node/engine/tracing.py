@@ -39,9 +39,6 @@ class MainSpans(NodeSpans):
             for one in passes:
                 self._passes[one.request] = _Pass(f"{one.request}.{one.position}", now, now)
 
-    def on_closed(self, request: int) -> None:
-        self._passes.pop(request, None)
-
     def gate(self, visit: t.Visit) -> None:
         """Attention and gate of a layer have been computed."""
         one = self._passes.get(visit.request)
@@ -71,6 +68,10 @@ class MainSpans(NodeSpans):
             self.add("head", "", one.since, now)
             self.add("token", one.label, one.began, now)
 
+    def drop_pass(self, request: int) -> None:
+        """It does not come to its end."""
+        self._passes.pop(request, None)
+
     def sent_to_shadow(self, message: w.Message) -> None:
         if isinstance(message, w.Align):
             self.sent(message)
@@ -81,8 +82,8 @@ class MainSpans(NodeSpans):
         self.add("stall", "", max(now - seconds, self._gate), now)
 
 
-class StallSpans:
-    """Adds a span for each wait for a load, when that load has ended."""
+class EventSpans:
+    """Adds a span for each wait for a load, when that load has ended, and drops the passes of closed requests."""
 
     def __init__(self, spans: MainSpans, core: Core) -> None:
         self._spans, self._core = spans, core
@@ -93,6 +94,8 @@ class StallSpans:
         before_s, self._before_s = self._before_s, self._core.stalled_s
         if isinstance(event, t.LoadEnded) and self._before_s > before_s:
             self._spans.add_stall(self._before_s - before_s)
+        elif isinstance(event, t.RequestClosed):
+            self._spans.drop_pass(event.request)
 
 
 def gather(own: list[SpanTuple], peers: Iterable[PeerHandler], deadline_s: float) -> list[Span]:

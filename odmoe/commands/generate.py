@@ -104,9 +104,12 @@ class Job:
 
     def facts(self, text: str, report: Report) -> dict[str, Any]:
         """What --json prints of one answer."""
+        figures = dataclasses.asdict(report)
+        of_cluster = figures.pop("cluster")
         return {
             "text": text,
-            **dataclasses.asdict(report),
+            **figures,
+            **of_cluster,
             "cluster": self.served.cluster,
             "shadow": shadow_of(self.served),
             "dtype": self.model.opened.store.manifest.dtype,

@@ -171,9 +171,9 @@ def _checks(figures: Figures | None) -> list[Metric]:
         "odmoe_audits_missed_total", "Attempts at an audit that came to nothing, by why.", labels=["reason"]
     )
     if figures is not None:
-        computations.add_metric([], figures.computations)
-        audits.add_metric([], figures.audits)
-        for reason, count in figures.audits_missed:
+        computations.add_metric([], figures.cluster.computations)
+        audits.add_metric([], figures.cluster.audits)
+        for reason, count in sorted(figures.cluster.audits_missed.items()):
             missed.add_metric([reason], count)
     return [computations, audits, missed]
 

@@ -117,7 +117,7 @@ def until_used(cluster: Any, since: float, answer: tuple[list[int], list[int]], 
         report = asked.report
         if asked.error is None and asked.tokens != tokens[:SHORT]:
             raise RuntimeError(f"after a kill the answer is {asked.tokens}, not {tokens[:SHORT]}")
-        if report is not None and sorted(report.lost) == sorted(report.rejoined):
+        if report is not None and sorted(report.cluster.lost) == sorted(report.cluster.rejoined):
             used = len(report.resident_experts_max) == workers and min(report.resident_experts_max) >= 1
             if used and (not shadow or (report.recall or 0) > 0.5):
                 return time.perf_counter() - since

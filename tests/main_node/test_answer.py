@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from main_node.answer import collect
+from main_node.request import Request
 from main_node.shadow_start import ShadowStart
 from odmoe.clusters.embedded import EmbeddedCluster
 from odmoe.settings.settings import Settings
@@ -213,7 +214,7 @@ def test_a_silent_shadow_is_lost(
     engine.deadlines.shadow_s = 0.3
     engine.peers.add_shadow(lambda handler: inprocess.connect(SilentShadow(), handler), WAIT_S)
     _, report = collect(cluster.generate([5, 6, 7], 3, ignore_eos=True))
-    assert (report.lost, engine.peers.shadow) == (["shadow"], None)
+    assert (report.cluster.lost, engine.peers.shadow) == (["shadow"], None)
     assert not report.recall_complete
     assert "it owes the predictions of 16 layers and has sent none for 0." in caplog.text
     _, after = collect(cluster.generate([5, 6, 7], 3, ignore_eos=True))
@@ -245,9 +246,9 @@ def test_cancelled_just_before_the_engine_hears_of_it(
     answer = cluster.generate([5, 6, 7], 4, ignore_eos=True)
     opened = cluster.main.engine.open_request
 
-    def late(*request: Any) -> None:
+    def late(request: Request) -> None:
         answer.cancel()
-        opened(*request)
+        opened(request)
 
     monkeypatch.setattr(cluster.main.engine, "open_request", late)
     with pytest.raises(RequestCancelledError):

@@ -75,8 +75,8 @@ def wait_until(done: Callable[[], bool]) -> bool:
 
 def nothing_open(cluster: TappedCluster) -> bool:
     main = cluster.main
-    left = (main.admission.counts(), main._open, main._loops._loops, main.engine.core.stats)
-    return cluster.engine.idle() and main.steps.idle() and left == ((0, 0), {}, {}, {})
+    left = (main.admission.counts(), main.engine.core.stats)
+    return cluster.engine.idle() and main.steps.idle() and left == ((0, 0), {})
 
 
 def test_of_twenty_dropped_answers_none_stays_open(cluster: TappedCluster, nf4: Any) -> None:

@@ -88,6 +88,7 @@ def test_figures_are_the_sums_of_the_reports(cluster_of: Any, expected: Any, nf4
     assert all(node.up and not node.suspect and (node.lost, node.rejoined) == (0, 0) for node in found.nodes)
     assert all((node.stream_bytes, node.sent_bytes) == ((), None) for node in found.nodes), "in memory"
     assert (found.answered, found.waiting) == (0, 0)
+    assert found.cluster == reports[-1].cluster
 
 
 def test_an_answer_counts_as_it_goes_and_when_it_is_given_up(cluster: TappedCluster, expected: Any) -> None:
@@ -181,7 +182,7 @@ def test_a_node_that_says_nothing_is_not_waited_for(desk: Desk, monkeypatch: pyt
     quiet, other = desk.workers(mute, mute)
 
     def held() -> list[int | None]:
-        nodes = reading._peers(desk.engine.peers, ask=True)
+        nodes = reading._peers(desk.engine.peers, reading._usage(desk.engine))
         assert [(node.name, node.up) for node in nodes] == [("worker 0", True), ("worker 1", True)]
         return [node.memory_bytes for node in nodes]
 
@@ -193,8 +194,10 @@ def test_a_node_that_says_nothing_is_not_waited_for(desk: Desk, monkeypatch: pyt
     quiet.wait(w.AskUsage, 2)
 
 
-def test_in_emulated_time_nobody_is_asked(desk: Desk) -> None:
+def test_in_emulated_time_nobody_is_asked(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
     (fake,) = desk.workers(good)
-    assert [node.memory_bytes for node in reading._peers(desk.engine.peers, ask=False)] == [None]
+    monkeypatch.setattr(desk.engine.pace, "emulated", "rtx3090-1gbe")
+    assert reading._usage(desk.engine) == {}
+    assert [node.memory_bytes for node in reading._peers(desk.engine.peers, {})] == [None]
     desk.settle()
     assert not fake.of(w.AskUsage)

@@ -12,6 +12,7 @@ import torch
 from checkpoint.linear_batch import batch_linear
 from main_node.engine.layer import LayerWork
 from main_node.lockstep import LockStep
+from scheduler import types as t
 from support.nodes.engine_world import WAIT_S, rows_of
 from wire.lent_threads import LentThreads
 
@@ -35,6 +36,7 @@ class Job:
 
     def __init__(self, request: int, layers: int, engine: Engine, notes: list[Any], act: Callable[[Any], Any]) -> None:
         self.request = request
+        self.one = t.Pass(request, 0, 1, prefill=False)
         self.rounded = False
         self.error: BaseException | None = None
         self.rounded = False

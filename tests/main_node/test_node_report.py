@@ -110,7 +110,7 @@ def test_the_report_says_why_the_answer_ended(demo_store: Any) -> None:
     cluster = EmbeddedCluster(Settings(model="demo", shadow="none", threads=1), demo_store("bfloat16"))
     try:
         *_, last = cluster.generate([5, 6, 7], 4, ignore_eos=True)
-        assert (last.report.finish, last.report.lost, last.report.exact) == ("length", [], True)
+        assert (last.report.finish, last.report.cluster.lost, last.report.exact) == ("length", [], True)
         *_, last = cluster.generate([5] * 1020, 50, ignore_eos=True)
         assert (last.report.finish, last.report.new_tokens) == ("context", 4)
         cluster.main.model.generation_config.num_beams = 4

@@ -311,7 +311,7 @@ def test_with_all_other_nodes_elsewhere_the_tokens_are_the_same(
     finally:
         cluster.close()
     assert tokens == wanted.tokens
-    assert (report.lost, report.recall_complete, names) == ([], True, {"to-shadow"})
+    assert (report.cluster.lost, report.recall_complete, names) == ([], True, {"to-shadow"})
     assert report.recall > 0.9
     assert carrier.begun_bytes > 0
 

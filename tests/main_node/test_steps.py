@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,10 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from main_node.engine.pace import RealPace
+from main_node.request import Request
 from main_node.steps import PassJob, Steps
 from scheduler import types as t
 from scheduler.errors import DeadlineError, RequestFailedError
-from support.nodes.engine_world import WAIT_S, Later, MadeUp
+from support.nodes.engine_world import WAIT_S, Later, made_up
 from wire.lent_threads import LentThreads
 
 pytestmark = pytest.mark.timeout(60)
@@ -44,6 +46,8 @@ class Bench:
     def __init__(self, deadline_s: float = WAIT_S, chunk: int = 0) -> None:
         self.engine = Noted()
         self.steps = Steps(self.engine, deadline_s, chunk, batched=False)  # type: ignore[arg-type]
+        self._requests: dict[int, Request] = {}
+        self._parts: dict[int, ExitStack] = {}
 
     def job(
         self,
@@ -57,7 +61,7 @@ class Bench:
             act()
             return 7 if one.tokens == tokens else None
 
-        return PassJob(request, position, tokens, prefill, MadeUp(), forward, lambda one: None)
+        return PassJob(self._requests[request], position, tokens, prefill, forward, lambda one: None)
 
     def later(self, *args: Any, **named: Any) -> Later:
         job = self.job(*args, **named)
@@ -73,8 +77,12 @@ class Bench:
         raise AssertionError(f"{len(self.steps._ready)} and not {count} wait")
 
     def open(self, *requests: int) -> None:
-        for request in requests:
-            self.steps.on_opened(request)
+        for number in requests:
+            self._requests[number], self._parts[number] = made_up(number), ExitStack()
+            self._parts[number].enter_context(self.steps.taking_part(self._requests[number]))
+
+    def close(self, request: int) -> None:
+        self._parts[request].close()
 
     def sizes(self) -> list[list[tuple[int, int]]]:
         """The steps so far: (request, tokens) of each pass."""
@@ -123,7 +131,7 @@ def test_requests_go_on_in_lock_step(patient: None, held: Any) -> None:
     def run(request: int) -> None:
         for _ in range(rounds):
             bench.steps.run(bench.job(request, lambda: threads.add(threading.current_thread().name)))
-        bench.steps.on_closed(request)
+        bench.close(request)
 
     def run_third() -> None:
         bench.steps.run(bench.job(3, held))
@@ -215,12 +223,12 @@ def test_a_request_that_is_closed_waits_no_longer(held: Any) -> None:
     assert held.begun.wait(WAIT_S)
     second = bench.later(2)
     bench.ready(1)
-    bench.steps.on_closed(2)
+    bench.close(2)
     with pytest.raises(RequestFailedError, match="request 2 was closed"):
         second.result()
     held.set()
     first.result()
-    bench.steps.on_closed(1)
+    bench.close(1)
     assert bench.sizes() == [[(1, 1)]]
 
 

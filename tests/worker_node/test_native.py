@@ -288,11 +288,11 @@ def test_a_cluster_answers_as_the_dequantised_model(cluster_with: Any, whole: An
     report, _ = answers(cluster_with(**given), PROMPT, 10)
     assert report.token_ids == reference(whole, 10)
     assert report.exact
-    assert not report.suspects
+    assert not report.cluster.suspects
     if given.get("audit"):
-        assert report.audits > 0
+        assert report.cluster.audits > 0
     if given.get("check_loads"):
-        assert report.loads_checked == 1.0
+        assert report.cluster.loads_checked == 1.0
 
 
 @pytest.mark.parametrize("given", [{"workers": 2, "shadow": "int8"}, {"workers": 3, "audit": 1.0, "shadow": "none"}])
@@ -311,7 +311,7 @@ def test_several_threads_restore_an_expert_of_a_cluster(
     assert torch.get_num_threads() == 2
     assert report.token_ids == reference(whole, 10)
     assert report.exact
-    assert not report.suspects
+    assert not report.cluster.suspects
 
 
 @pytest.mark.parametrize(("workers", "slots"), [(5, 3), (7, 2), (12, 1), (13, 1)])

@@ -13,6 +13,7 @@ from scheduler.policies.precision import FULL
 from scheduler.policies.registry import forms_of
 
 if TYPE_CHECKING:
+    from main_node.figures import ClusterFigures
     from main_node.report import Report
 
 _ENDED = {
@@ -27,7 +28,7 @@ _MISSED = {
     "large": "they had too many rows",
     "smaller form": "their experts were in smaller forms",
 }
-"""`Report.audits_missed` in words: why computations were not audited."""
+"""`ClusterFigures.audits_missed` in words: why computations were not audited."""
 LEAST_AUDITED = 0.95
 """Share of the audits that are asked for, below which the reason is shown."""
 PROMPT_SHOWN = 60
@@ -169,7 +170,7 @@ def _result(reports: Sequence[Report], served: Settings) -> list[Line]:
         Line("memory", _memory(max(reports, key=_held))),
         Line("memory shares", _shares(max(reports, key=_held)), shown=served.memory is not None),
         Line("output", _exactness(reports)),
-        Line("precision", _precision(one), shown=any(forms_of(served.system_config))),
+        Line("precision", _precision(one.cluster), shown=any(forms_of(served.system_config))),
         Line("tokens", f"{new} out, {prompt} in{ended}"),
         Line("shared", _shared(reports), shown=any(report.requests_per_step > 1 for report in reports)),
         Line("seed", seed, shown=one.seed is not None and len({report.seed for report in reports}) == 1),
@@ -208,14 +209,14 @@ def _shared(reports: Sequence[Report]) -> str:
     return steps + f"; {counted(chunked, 'prompt')} read in chunks" * bool(chunked)
 
 
-def _precision(report: Report) -> str:
+def _precision(cluster: ClusterFigures) -> str:
     """The forms that were loaded, and why it was the full one alone where the precision has others."""
-    costs = report.form_costs
-    if not report.smaller_forms:
+    costs = cluster.form_costs
+    if not cluster.smaller_forms:
         return "full: all experts fit, so smaller forms would save nothing"
-    largest = report.smaller_forms[0]
-    if report.forms != [FULL] or largest not in costs or sum(costs[largest]) < sum(costs[FULL]):
-        return ", ".join(form or "full" for form in report.forms)
+    largest = cluster.smaller_forms[0]
+    if cluster.forms != [FULL] or largest not in costs or sum(costs[largest]) < sum(costs[FULL]):
+        return ", ".join(form or "full" for form in cluster.forms)
     load_s, restore_s = costs[largest]
     return f"full, {_ms(costs[FULL][0])} a load; {largest} {_ms(load_s)} and {_ms(restore_s)} to restore"
 
@@ -262,7 +263,7 @@ def _loads(reports: Sequence[Report]) -> list[Line]:
     unused, stall = sum(r.unused_loads for r in reports), sum(r.stall_s for r in reports)
     prefill_stall = sum(r.prefill_stall_s for r in reports)
     hosted, named = sum(r.host_computed for r in reports), sum(r.named for r in reports)
-    checked = max((r.loads_checked or 0.0 for r in reports), default=0.0)
+    checked = max((r.cluster.loads_checked or 0.0 for r in reports), default=0.0)
     each = f", mean of {len(reports)} prompts" * (len(reports) > 1)
     stall, prefill_stall = stall / len(reports), prefill_stall / len(reports)
     moved = megabytes(sum(r.bytes_loaded for r in reports))
@@ -283,16 +284,16 @@ def _loads(reports: Sequence[Report]) -> list[Line]:
     ]
 
 
-def _audits(report: Report, served: Settings) -> list[Line]:
+def _audits(cluster: ClusterFigures, served: Settings) -> list[Line]:
     """The share that was done and the share that was asked for, and why the first is smaller."""
-    done, asked = report.audits / max(1, report.computations), report.audit_share
-    missed = report.audits_missed
+    done, asked = cluster.audits / max(1, cluster.computations), cluster.audit_share
+    missed = cluster.audits_missed
     why = _MISSED[max(missed, key=lambda reason: missed[reason])] if missed else ""
     if why == _MISSED["busy"] and served.audit != "auto":
         why += " and the main node was busy"
     why = f"{'mostly ' * (len(missed) > 1)}because {why}" if why else ""
-    shown = report.audits > 0 or (served.audit != "auto" and asked > 0)
-    compared = f"{done:.1%} of {counted(report.computations, 'computation')} done twice and compared"
+    shown = cluster.audits > 0 or (served.audit != "auto" and asked > 0)
+    compared = f"{done:.1%} of {counted(cluster.computations, 'computation')} done twice and compared"
     return [
         Line("audits", f"{compared}, {100 * asked:.3g}% asked", shown=shown),
         Line("not audited", why, shown=shown and bool(why) and done < LEAST_AUDITED * asked),
@@ -318,15 +319,15 @@ def _nodes(reports: Sequence[Report], served: Settings) -> list[Line]:
     experts = max(report.resident_experts_max, default=0)
     most = f"{megabytes(max(workers, default=0))} and {counted(experts, 'expert')} at most"
     nodes = f"main {megabytes(memory['main'])}, {shadow}{counted(len(workers), 'worker')}"
-    lost = list(dict.fromkeys(name for one in reports for name in one.lost))
-    rejoined = list(dict.fromkeys(name for one in reports for name in one.rejoined))
-    suspects = list(dict.fromkeys(name for one in reports for name in one.suspects))
+    lost = list(dict.fromkeys(name for one in reports for name in one.cluster.lost))
+    rejoined = list(dict.fromkeys(name for one in reports for name in one.cluster.rejoined))
+    suspects = list(dict.fromkeys(name for one in reports for name in one.cluster.suspects))
     return [
         Line("nodes", nodes),
         Line("devices", _devices(report), shown=bool(report.devices)),
         Line("each worker", most),
         Line("lost", ", ".join(lost), shown=bool(lost)),
         Line("reconnected", ", ".join(rejoined), shown=bool(rejoined)),
-        *_audits(report, served),
+        *_audits(report.cluster, served),
         Line("suspect", "; ".join(suspects), shown=bool(suspects)),
     ]

@@ -62,7 +62,7 @@ def test_a_lying_worker_of_a_cluster_is_named(lie: str, dtype: str, cluster_with
     report = list(cluster.generate([1, 2, 3], 4))[-1].report
     assert report is not None
     assert report.exact
-    assert [name.partition(":")[0] for name in report.suspects] == ["worker 2"]
+    assert [name.partition(":")[0] for name in report.cluster.suspects] == ["worker 2"]
 
 
 @pytest.mark.parametrize(
@@ -87,10 +87,10 @@ def test_an_honest_cluster_marks_nobody_and_stays_exact(given: dict[str, Any], c
     for _ in range(2):
         report = list(cluster.generate([1, 2, 3], TOKENS, ignore_eos=True))[-1].report
         assert report is not None
-        assert (report.suspects, report.doubted, report.lost) == ([], False, [])
-    assert report.computations >= 2 * 8 * TOKENS
+        assert (report.cluster.suspects, report.doubted, report.cluster.lost) == ([], False, [])
+    assert report.cluster.computations >= 2 * 8 * TOKENS
     if "audit" in given:
-        assert report.audits > 0
+        assert report.cluster.audits > 0
     end = time.monotonic() + WAIT_S
     while not cluster.main.engine.idle() and time.monotonic() < end:  # an audit may outlast its answer
         time.sleep(0.001)

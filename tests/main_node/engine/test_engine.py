@@ -25,10 +25,10 @@ from support.nodes.engine_world import (
     Desk,
     Fake,
     Later,
-    MadeUp,
     Say,
     close,
     good,
+    made_up,
     nothing_left,
     once,
     rows_of,
@@ -97,6 +97,20 @@ def test_the_engine_closed_while_a_layer_waits(desk: Desk) -> None:
 # --- many threads -----------------------------------------------------------------------------------------------
 
 
+def test_a_request_that_cannot_be_opened_is_not_kept(desk: Desk, monkeypatch: Any) -> None:
+    handle = desk.core.handle
+
+    def failing(event: t.Event, now: float) -> list[t.Command]:
+        if isinstance(event, t.RequestOpened):
+            raise KeyError("a defect")
+        return handle(event, now)
+
+    monkeypatch.setattr(desk.core, "handle", failing)
+    with pytest.raises(KeyError, match="a defect"), desk.engine.serving(made_up(1)):
+        pass
+    assert desk.engine.idle()
+
+
 def test_threads_lose_no_event(desk: Desk, monkeypatch: Any) -> None:
     """Eight requests on eight threads, predictions from two more; each layer right, each event handled once."""
     desk.workers(*[good] * 3)
@@ -120,7 +134,7 @@ def test_threads_lose_no_event(desk: Desk, monkeypatch: Any) -> None:
     monkeypatch.setattr(desk.engine, "post", noted)
 
     def request(number: int) -> None:
-        desk.engine.open_request(number, MadeUp(), 5)
+        desk.engine.open_request(made_up(number))
         for index in range(6):
             desk.engine.post(t.TokenDecoded(number, index))
             desk.engine.post(t.StepStarted((t.Pass(number, 5 + index, 1, prefill=False),)))

@@ -50,8 +50,8 @@ def test_every_stream_is_cut_in_the_middle_of_an_answer(
     _, report = collect(answer)
     assert tokens == expected.tokens
     nodes = {"worker 0", "worker 1", "worker 2", *(["shadow"] if shadowed else [])}
-    assert set(report.lost) == nodes
-    assert set(report.rejoined) >= nodes - {"shadow"}
+    assert set(report.cluster.lost) == nodes
+    assert set(report.cluster.rejoined) >= nodes - {"shadow"}
     assert cluster.engine.idle()
 
 
@@ -134,7 +134,7 @@ def test_a_lost_worker_of_this_process_comes_back(demo_store: Callable[[str], An
             peer.on_close(None)
         rest, report = collect(answer)
         assert [first, *rest] == expected.tokens
-        assert report.lost == ["worker 0", "worker 1"]
-        assert {"worker 0", "worker 1"} >= set(report.rejoined) != set()
+        assert report.cluster.lost == ["worker 0", "worker 1"]
+        assert {"worker 0", "worker 1"} >= set(report.cluster.rejoined) != set()
     finally:
         cluster.close()

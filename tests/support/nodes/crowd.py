@@ -152,9 +152,10 @@ class Crowd:
 
     def _job(self, job: PassJob) -> PassJob:
         """Its thread is interrupted where it waits for the pass, at the drawn one."""
-        if job.request in self._interrupted:
-            self._interrupted[job.request] -= 1
-            if self._interrupted[job.request] < 0:
+        number = job.request.number
+        if number in self._interrupted:
+            self._interrupted[number] -= 1
+            if self._interrupted[number] < 0:
                 job.ended = Interrupting()
         return job
 
@@ -230,7 +231,6 @@ class Crowd:
         assert engine.idle()
         assert steps.idle()
         assert not engine.core.stats
-        assert self._main._open == {}
         assert self._main.admission.counts() == (0, 0)
 
 

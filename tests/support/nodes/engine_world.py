@@ -16,6 +16,7 @@ from checkpoint.tensors import tensor_bytes, tensor_from_bytes
 from main_node.engine.engine import Engine, Waits
 from main_node.engine.experts import RemoteExperts
 from main_node.engine.sequence import Sequence
+from main_node.request import Request
 from scheduler import types as t
 from scheduler.alignment import Alignment
 from scheduler.core.groups import RoundRobin
@@ -188,7 +189,7 @@ class MadeUp(Sequence):
     """A request's tokens and KV rows, made up."""
 
     def __init__(self) -> None:
-        super().__init__([], 20, None)
+        super().__init__(list(range(100, 105)), 20, None)
 
     def prompt_before(self, step: int) -> tuple[int, ...]:
         return tuple(range(100, 105 + step))
@@ -199,6 +200,11 @@ class MadeUp(Sequence):
     def kv_rows(self, start: int, stop: int) -> CachePiece:
         rows = torch.arange(start, stop).float().reshape(1, 1, -1, 1).expand(1, 2, -1, 3)
         return CachePiece(start, stop, [Growing(rows, -2, start)] * 4)
+
+
+def made_up(number: int) -> Request:
+    """A request that never comes to choose a token."""
+    return Request(number, MadeUp(), chooser=None)  # type: ignore[arg-type]
 
 
 class Desk:
@@ -252,7 +258,7 @@ class Desk:
 
     def open(self, number: int = 1, decode: bool = True) -> None:
         """A request whose prompt of five has been read; its first decode pass begins."""
-        self.engine.open_request(number, MadeUp(), 5)
+        self.engine.open_request(made_up(number))
         if decode:
             self.engine.post(t.TokenDecoded(number, 0))
             self.engine.post(t.StepStarted((t.Pass(number, 5, 1, prefill=False),)))

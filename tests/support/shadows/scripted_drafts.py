@@ -5,7 +5,9 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Mapping, Sequence
 
-from main_node.drafting import Drafting
+from main_node.drafting import Drafting, Drafts
+from scheduler.drafts.length import Planned
+from wire.messages import Draft
 
 
 class ScriptedDrafts(Drafting):
@@ -18,29 +20,42 @@ class ScriptedDrafts(Drafting):
         self, answers: Mapping[tuple[int, ...], Sequence[int]], taken: Callable[[int], None] = lambda count: None
     ) -> None:
         super().__init__(None)
-        self.on = True
         self.blocks = self.wrong = 0
+        self.taken = taken
+        self.random = random.Random(3)
         self._answers = answers
-        self._taken = taken
-        self._random = random.Random(3)
-        self._gained: dict[int, tuple[Sequence[int], int]] = {}
-        """Request -> its answer, and how much of it there is."""
 
-    def on_opened(self, request: int, prompt: Sequence[int], room: int) -> None:
-        self._gained[request] = self._answers[tuple(prompt)], 0
+    def begin(self, prompt: Sequence[int], room: int) -> Drafts:
+        return _Scripted(self, self._answers[tuple(prompt)])
 
-    def on_decoded(self, request: int, tokens: Sequence[int]) -> tuple[int, bool | None]:
-        answer, count = self._gained[request]
-        self._gained[request] = answer, count + len(tokens)
+
+class _Scripted(Drafts):
+    """Of one request."""
+
+    plan = Planned()
+
+    def __init__(self, script: ScriptedDrafts, answer: Sequence[int]) -> None:
+        self._script, self._answer = script, answer
+        self._count = 0
+        """Tokens of the answer so far."""
+
+    def offer(self, draft: Draft) -> None:
+        pass
+
+    def on_decoded(self, tokens: Sequence[int]) -> tuple[int, bool | None]:
+        self._count += len(tokens)
         return 0, None
 
-    def take(self, request: int, most: int) -> tuple[int, ...]:
-        answer, count = self._gained[request]
-        drafts = list(answer[count : count + self._random.randint(0, 6)])[: most - 1]
-        if drafts and self._random.random() < 0.5:
-            at = self._random.randrange(len(drafts))
+    def take(self, most: int) -> tuple[int, ...]:
+        script = self._script
+        drafts = list(self._answer[self._count : self._count + script.random.randint(0, 6)])[: most - 1]
+        if drafts and script.random.random() < 0.5:
+            at = script.random.randrange(len(drafts))
             drafts[at] = drafts[at] - 1 if drafts[at] else 1
-            self.wrong += 1
-        self.blocks += bool(drafts)
-        self._taken(len(drafts))
+            script.wrong += 1
+        script.blocks += bool(drafts)
+        script.taken(len(drafts))
         return tuple(drafts)
+
+    def on_verified(self, gained: int) -> None:
+        pass

@@ -69,7 +69,7 @@ class Watched:
             self.blocks += layer.is_block
         self.at_gate(visit, layer)
 
-    def _step_ended(self, requests: tuple[int, ...], rows: int, seconds: float, decoding: bool) -> None:
+    def _step_ended(self, requests: Any, rows: int, seconds: float, decoding: bool) -> None:
         self._stepped(requests, rows, STEP_S + ROW_S * rows, decoding)
 
 
@@ -105,7 +105,7 @@ def test_a_worker_is_killed_with_rows_of_a_block_to_compute(nodes: Nodes, expect
 
 def test_the_shadow_is_killed_while_it_drafts(nodes: Nodes, expected: Any) -> None:
     watched = Watched(nodes, "auto")
-    offer, offered, killed = watched.engine.on_draft, [], []
+    offer, offered, killed = watched.engine._on_draft, [], []
 
     def offering(one: w.Draft) -> None:
         """With the first draft after three blocks have begun, it is killed."""
@@ -115,7 +115,7 @@ def test_the_shadow_is_killed_while_it_drafts(nodes: Nodes, expected: Any) -> No
             killed.append(one)
             kill(nodes.shadow)
 
-    watched.engine.on_draft = offering
+    watched.engine._on_draft = offering  # type: ignore[method-assign]
     reports = [one.report for one in check_together(watched.main, expected)]
     assert watched.cluster.lost == ["shadow"]
     assert killed

@@ -245,11 +245,11 @@ def wait_until_back(cluster: Any, expected: Any, missing: int = 0) -> Any:
             assert "worker" in str(error)  # noqa: PT017 - while all are gone, that is what it must say
             continue
         assert report.token_ids == expected.tokens[:4]
-        whole = sorted(report.lost) == sorted(report.rejoined) and len(report.lost) >= missing
+        whole = sorted(report.cluster.lost) == sorted(report.cluster.rejoined) and len(report.cluster.lost) >= missing
         if whole and report.resident_experts_max == [1] * WORKERS and report.memory_bytes["shadow"] > 0:
             return report
         time.sleep(0.5)
-    raise AssertionError(f"after {BACK_S:g} s lost: {report.lost}, rejoined: {report.rejoined}")
+    raise AssertionError(f"after {BACK_S:g} s lost: {report.cluster.lost}, rejoined: {report.cluster.rejoined}")
 
 
 def test_workers_and_shadow_are_killed_and_come_back(cluster: Any, reference: Any, capsys: Any) -> None:
@@ -261,7 +261,7 @@ def test_workers_and_shadow_are_killed_and_come_back(cluster: Any, reference: An
     report = signalled(
         cluster, reference("float32", 1, 96), 96, {at: (before[name], signal.SIGKILL) for at, name in points}
     )
-    assert sorted(report.lost) == sorted(victims)
+    assert sorted(report.cluster.lost) == sorted(victims)
     assert report.reloads > 0  # without predictions an expert is loaded after its gate
     short = reference("float32", PROMPTS[0], TOKENS)
     wait_until_back(cluster, short)
@@ -279,8 +279,8 @@ def test_a_worker_is_frozen_and_thaws(cluster: Any, reference: Any) -> None:
     pid = cluster.pid("worker 1")
     try:
         report = signalled(cluster, reference("float32", 2, 48), 48, {5: (pid, signal.SIGSTOP)})
-        assert report.lost.count("worker 1") == report.rejoined.count("worker 1") + 1
-        lost = len(report.lost)
+        assert report.cluster.lost.count("worker 1") == report.cluster.rejoined.count("worker 1") + 1
+        lost = len(report.cluster.lost)
     finally:
         os.kill(pid, signal.SIGCONT)
     wait_until_back(cluster, reference("float32", PROMPTS[0], TOKENS), lost)
@@ -309,7 +309,7 @@ def test_the_main_node_is_frozen_and_thaws(cluster: Any, reference: Any, capsys:
     with ThreadPoolExecutor() as pool:
         reports = list(pool.map(read, range(2)))
     assert got == [one.tokens for one in wanted]
-    assert set(NODES[:WORKERS]) <= set(reports[-1].rejoined)
+    assert set(NODES[:WORKERS]) <= set(reports[-1].cluster.rejoined)
     with capsys.disabled():
         print(f"\nafter {FROZEN_S:g} s: longest pause {longest_pause([thawed, *came]):.2f} s")
     wait_until_back(cluster, reference("float32", PROMPTS[0], TOKENS))

@@ -40,7 +40,7 @@ def cluster(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Em
 def settled(cluster: Any) -> bool:
     """No request is open."""
     main = cluster.main
-    return bool(main.engine.idle() and main.steps.idle() and not main._open)
+    return bool(main.engine.idle() and main.steps.idle() and main.admission.counts() == (0, 0))
 
 
 def wait_until_settled(cluster: Any) -> None:

@@ -29,7 +29,7 @@ def test_an_output_that_shows_it_is_wrong(kind: str, nodes: Any, answer: Any) ->
     nodes.check_same(seen)
     assert seen.longest_gap_s < BUSY_S
     assert cluster.lost == ["worker 1"]
-    assert "worker 1" in str(answer(cluster).report.suspects)
+    assert "worker 1" in str(answer(cluster).report.cluster.suspects)
 
 
 @pytest.mark.parametrize("kind", ["zeros", "another expert", "scaled"])
@@ -49,7 +49,7 @@ def test_an_output_that_only_a_second_computation_shows_to_be_wrong(kind: str, n
     after = answer(cluster)
     nodes.check_same(after)
     assert after.calls_itself_exact
-    assert "worker 1" in str(after.report.suspects)
+    assert "worker 1" in str(after.report.cluster.suspects)
 
 
 def test_loads_that_are_damaged(nodes: Any, answer: Any) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from main_node.figures import ClusterFigures
 from main_node.report import Report
 from odmoe.commands.generate import progress_of
 from odmoe.commands.texts.report_text import show_answer, show_answers
@@ -47,33 +48,36 @@ ON_DEMAND: dict[str, Any] = {
     "memory_bytes": MEMORY,
     "memory_of_whole": 0.22,
     "resident_experts_max": [1] * 8,
-    "loads_checked": 0.96,
     "bytes_loaded": 56_000_000,
     "finish": "length",
-    "lost": [],
-    "rejoined": [],
-    "suspects": [],
-    "audits": 0,
-    "audit_share": 0.0,
-    "audits_missed": {},
-    "computations": 0,
     "doubted": False,
     "ignored": [],
     "exact": True,
     "requests_per_step": 1.0,
     "prefill_passes": 1,
     "kernel": "exact",
-    "forms": [""],
-    "smaller_forms": [],
-    "form_costs": {},
     "seed": None,
     "emulated": None,
     "wire_bytes_per_token": None,
 }
+CLUSTER: dict[str, Any] = {
+    "lost": [],
+    "rejoined": [],
+    "suspects": [],
+    "computations": 0,
+    "audits": 0,
+    "audit_share": 0.0,
+    "audits_missed": {},
+    "loads_checked": 0.96,
+    "forms": [""],
+    "smaller_forms": [],
+    "form_costs": {},
+}
 
 
 def report(**changed: Any) -> Report:
-    return Report(**(ON_DEMAND | changed))
+    cluster = ClusterFigures(**(CLUSTER | {name: changed.pop(name) for name in CLUSTER if name in changed}))
+    return Report(**(ON_DEMAND | changed), cluster=cluster)
 
 
 def printed(show: Callable[[Terminal], None], tty: bool = False) -> list[str]:
