@@ -47,7 +47,7 @@ class _ShadowDrafts:
 
     def on_decoded(self, tokens: Sequence[int]) -> bool | None:
         with self._lock:
-            return self._table.decoded(tokens)
+            return self._table.on_decoded(tokens)
 
     def offer(self, draft: Draft) -> None:
         with self._lock:
@@ -114,7 +114,7 @@ class Drafting:
             return
         drafter = _PromptDrafts(prompt, room) if self._prompt else _ShadowDrafts()
         with self._lock:
-            self._open[request] = _Open(drafter, self._lengths.opened())
+            self._open[request] = _Open(drafter, self._lengths.make_length())
 
     def on_closed(self, request: int) -> None:
         with self._lock:
@@ -135,7 +135,7 @@ class Drafting:
                 return 0, None
             right, rows, one.rows = one.drafter.on_decoded(tokens), one.rows, 1
             if right is not None and len(tokens) == rows:  # it was in no block
-                one.length.foretold(right)
+                one.length.on_foretold(right)
             return one.length.drafts(), right
 
     def available(self, request: int) -> int:
@@ -158,11 +158,11 @@ class Drafting:
         with self._lock:
             one = self._open.get(request)
             if one is not None:
-                one.length.verified(one.rows, gained)
+                one.length.on_verified(one.rows, gained)
 
     def on_step_ended(self, requests: Iterable[int], rows: int, seconds: float, decoding: bool) -> None:
         """A step of these requests has ended; `rows`: of all its passes. `decoding`: it read no prompt."""
         if self.on:
             with self._lock:
                 plans = [self._open[number].length.plan for number in requests if number in self._open]
-                self._lengths.stepped(plans, rows, seconds, decoding)
+                self._lengths.on_step_ended(plans, rows, seconds, decoding)

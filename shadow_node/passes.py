@@ -16,7 +16,7 @@ from typing import Protocol
 
 from checkpoint.coroutine import Coroutine
 from scheduler.alignment import LATE
-from scheduler.departure import Turn
+from scheduler.departure import Rewind
 from shadow_node.followed import Followed
 from shadow_node.model import Gate, ShadowModel
 from shadow_node.pace import Pace
@@ -77,7 +77,7 @@ class Passes:
 
     def receive(self, followed: Followed, message: Align) -> None:
         """An alignment, or a part of one, has come. Raises ProtocolError if it does not fit."""
-        if followed.receive(message) == Turn.BACK:
+        if followed.receive(message) == Rewind.BACK:
             self._drop(followed)
         self._draft(followed)
 

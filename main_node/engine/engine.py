@@ -369,7 +369,7 @@ class Engine:
 
     def _unpredicted(self, number: int) -> int:
         """Layers of a request that the shadow owes."""
-        return self.core.stats[number].unmatched if self.peers.shadow is not None else 0
+        return self.core.stats[number].unmatched_count if self.peers.shadow is not None else 0
 
     def trace(self, deadline_s: float = 30.0) -> list[Span]:
         """What every node has done since it was last asked, on this node's clock. Empty unless Hello said `trace`."""

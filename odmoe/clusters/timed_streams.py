@@ -69,30 +69,30 @@ class MainStreamEnd(StreamEnd):
 
     def sent(self, message: Message, at: float) -> float:
         if isinstance(message, Compute):
-            return self._links.sent(at, message.hidden.shape[0])
+            return self._links.send_rows(at, message.hidden.shape[0])
         if isinstance(message, Align):
             rows = sum(tensor.shape[2] for tensor in message.kv if len(tensor.shape) == 4) / 2
-            at = self._links.aligned(at, rows)
+            at = self._links.send_alignment(at, rows)
             if not message.more:
-                self._expected.announced(message.request, message.step, at)
+                self._expected.on_announced(message.request, message.step, at)
         elif isinstance(message, OpenRequest):
-            self._expected.opened(message.request)
+            self._expected.on_opened(message.request)
         elif isinstance(message, CloseRequest):
-            self._expected.closed(message.request)
+            self._expected.on_closed(message.request)
         return at
 
     def arrives(self, message: Message, at: float) -> float:
         if isinstance(message, Computed):
-            return self._links.answered(at, message.output.shape[0])
+            return self._links.send_outputs(at, message.output.shape[0])
         if isinstance(message, Prediction | Draft):
-            return self._links.predicted(at)
+            return self._links.send_prediction(at)
         return at
 
     def received(self, message: Message, at: float) -> None:
         if isinstance(message, Prediction | Draft):
-            self._expected.progressed(message.request, None, at)
+            self._expected.on_progress(message.request, None, at)
         elif isinstance(message, ShadowProgress):
-            self._expected.progressed(message.request, message.step if message.idle else None, at)
+            self._expected.on_progress(message.request, message.step if message.idle else None, at)
 
     def closed(self) -> None:
         self._expected.give_up()

@@ -117,7 +117,8 @@ def figures_of(runs: list[Run], outcomes: list[Outcome], took_s: float, given: S
     scenario, p = runs[0].scenario, runs[0].scenario.profile
     arrivals = [arrival for run in runs for arrival in run.arrivals]
     answers = [answer for outcome in outcomes for answer in outcome.answers]
-    decoded, steps = (sum(getattr(outcome, name) for outcome in outcomes) for name in ("decoded", "steps"))
+    decoded = sum(outcome.decoded_tokens for outcome in outcomes)
+    steps = sum(outcome.steps for outcome in outcomes)
     where = {
         cause: sum(outcome.where[cause] * outcome.steps for outcome in outcomes) / max(1, steps)
         for cause in outcomes[0].where

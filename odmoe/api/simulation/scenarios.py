@@ -22,7 +22,7 @@ from scheduler.simulation.recorded_routes import SHADOW, RecordedWorkload, recor
 from scheduler.simulation.requests import Arrival, random_arrivals
 from scheduler.simulation.route_model import LIKE_TEXT, ROUTE_MODELS, RouteModel, find_route_model
 from scheduler.simulation.scenario import RECALL, Scenario
-from scheduler.simulation.simulate import unscored
+from scheduler.simulation.simulate import missing_scores
 from scheduler.simulation.workload import SAME_TOKEN
 from scheduler.timing.profile import Profile, find_profile
 from scheduler.types import WorkerJoined
@@ -63,7 +63,7 @@ def _random_run(given: SimulateSettings) -> Run:
     same_token = SAME_TOKEN if given.acceptance is None else given.acceptance
     scenario = replace(scenario, route_model=_route_model(given, scenario.system))
     arrivals = random_arrivals(scenario, recall, given.seed, same_token)
-    if lacking := unscored(scenario.system, strategy_of(scenario.shape, scenario.system), arrivals[0].workload):
+    if lacking := missing_scores(scenario.system, strategy_of(scenario.shape, scenario.system), arrivals[0].workload):
         flags = " ".join(f"{flag(name)} {getattr(given, name)}" for name in ("system", *CHOSEN) if given.given(name))
         raise ConfigError(
             f"{lacking}, which only a recorded run has; record a run first: odmoe generate {flags} --record FILE ..., "

@@ -70,7 +70,7 @@ def memory_budget(memory: str, settings: Settings, store: ExpertStore, predictor
 
 def rows_travel(settings: Settings) -> bool:
     """Between processes, or over a network that is emulated. Raises ConfigError for a profile that there is not."""
-    emulated = settings.profile is not None and find_profile(settings.profile).networked
+    emulated = settings.profile is not None and find_profile(settings.profile).is_networked
     return settings.cluster != "embedded" or emulated
 
 

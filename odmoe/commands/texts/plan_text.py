@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from odmoe.commands.texts.simulate_text import CAUSES, by_luck
 from odmoe.terminal import megabytes
 from scheduler.drafts.length import AUTO
-from scheduler.planning.assumptions import assumed
+from scheduler.planning.assumptions import list_assumptions
 from scheduler.planning.plan import Estimate, Plan
 from scheduler.planning.scaling import Change, Together, alignment_s, best, workers_needed
 from scheduler.simulation.workload import SAME_TOKEN
@@ -31,7 +31,7 @@ def estimate_text(plan: Estimate) -> str:
 
 def rest_text(plan: Plan) -> str:
     """What follows: changes that would help, several requests, then assumptions."""
-    taken = assumed(plan.profile, plan.setup.hardware, plan.setup.policy)
+    taken = list_assumptions(plan.profile, plan.setup.hardware, plan.setup.policy)
     helps = best(plan.changes)
     last = (
         f"The best single change: {helps.what}, for {helps.tokens_per_s:.2f} tokens/s ({_gain(helps)})"

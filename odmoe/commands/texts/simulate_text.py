@@ -10,7 +10,7 @@ from rich.table import Table
 
 from odmoe.settings.system_settings import CHOSEN, system_name
 from odmoe.terminal import counted
-from scheduler.one_line import escaped
+from scheduler.one_line import escape
 from scheduler.policies.system_config import SystemConfig
 
 BAR = 30
@@ -32,10 +32,10 @@ _SAYS = {"sep": "a shadow predicts", "random": "random prefetch", "none": "no pr
 def show(facts: dict[str, Any]) -> None:
     """`facts`: what --json prints."""
     console = Console(highlight=False)
-    console.print(f"simulated: {escaped(facts['profile'])}", style="bold", markup=False)
+    console.print(f"simulated: {escape(facts['profile'])}", style="bold", markup=False)
     rows = list(_rows(facts))
     for name, value in rows:
-        console.print(f"  {name:<{max(len(name) for name, _ in rows)}}  {escaped(value)}", soft_wrap=True, markup=False)
+        console.print(f"  {name:<{max(len(name) for name, _ in rows)}}  {escape(value)}", soft_wrap=True, markup=False)
     if facts["bound"] is not None:
         what = "token" if len(facts["requests"]) == 1 and not facts["draft"] else "step"
         for line in _where(what, facts["where_ms"], CAUSES if facts["predictor"] != "none" else _UNFORESEEN):
