@@ -66,10 +66,10 @@ def timed_connect(emulation: Emulation | None, engine: Engine) -> Callable[[Conn
     owed = emulation.agenda.expected = ExpectedPredictions(emulation.profile)
     way = MainStreamEnd(MainLinks(emulation.profile, emulation.duplex), owed)
 
-    def timed(to: Connect) -> Connect:
+    def connect_timed(to: Connect) -> Connect:
         return lambda handler: TimedChannel(to(TimedHandler(handler, way, emulation)), way, emulation)
 
-    return timed
+    return connect_timed
 
 
 def make_engine(

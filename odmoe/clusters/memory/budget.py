@@ -37,7 +37,7 @@ class MemoryBudget:
     shares: dict[str, int]
 
     @property
-    def left(self) -> int:
+    def bytes_left(self) -> int:
         """For the slots of all workers, and for restoring experts; negative where there is nothing left."""
         return self.total - sum(self.shares.values())
 

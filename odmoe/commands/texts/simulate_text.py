@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from odmoe.settings.system_settings import CHOSEN, system_name
-from odmoe.terminal import counted
+from odmoe.terminal import count_text
 from scheduler.one_line import escape
 from scheduler.policies.system_config import SystemConfig
 
@@ -58,7 +58,7 @@ def _rows(facts: dict[str, Any]) -> Iterator[tuple[str, str]]:
     slots = f"{facts['slots']} slot{'s' * (facts['slots'] > 1)} each"
     stay = {"none": "", "all": ", experts stay"}.get(facts["residency"], f", residency {facts['residency']}")
     stay += f", placement {facts['placement']} with a host" if facts["host"] else ""
-    yield "cluster", f"{counted(facts['workers'], 'worker')} in groups of {facts['group_size']}, {slots}{stay}"
+    yield "cluster", f"{count_text(facts['workers'], 'worker')} in groups of {facts['group_size']}, {slots}{stay}"
     aligned = f", aligned every {facts['align_token']} (token) and {facts['align_kv']} (KV)"
     name = facts["predictor"]
     yield "prediction", _SAYS.get(name, f"by {name}") + (aligned if name == "sep" else "")

@@ -41,7 +41,7 @@ def simulated_once() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("scheduler.planning.scaling.outcome", once)
         patch.setattr("scheduler.planning.scaling.speed_together", functools.cache(speed_together))
-        patch.setattr("odmoe.simulation_pool._made", lambda: None)
+        patch.setattr("odmoe.simulation_pool._make_pool", lambda: None)
         yield
 
 
