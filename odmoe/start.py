@@ -28,9 +28,9 @@ def start_cluster(
         return _start(settings, store, say)
     except ODMoEError as error:
         if store is not None and not (store.path / MANIFEST).exists():  # whatever it was that missed it first
-            from checkpoint.store import removed
+            from checkpoint.store import removal_error
 
-            raise removed(store.path) from error
+            raise removal_error(store.path) from error
         raise
 
 

@@ -203,7 +203,7 @@ def _form_bytes(store: ExpertStore, form: str) -> int:
     """The size of a slot for a form that the store may not have yet."""
     if form in ("", *store.manifest.forms):
         return store.manifest.form_bytes(form)
-    return max(planned_form(store.manifest.restored(layer), form).blob_bytes for layer in store.manifest.layers)
+    return max(planned_form(store.manifest.restored_layout(layer), form).blob_bytes for layer in store.manifest.layers)
 
 
 def _full_slots(settings: Settings, store: ExpertStore, slots: int) -> int:
