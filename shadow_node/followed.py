@@ -77,7 +77,7 @@ class Followed:
             self._first_run = None
         rows = any(part.kv for part in self._parts.get(step, []))
         in_blocks = bool(course.drafts or message.drafts)
-        other = self._told(message)
+        other = self._take_tokens(message)
         turn = course.on_aligned(step, other is not None, rows, kv.states_held(self.cache), message.drafts, other)
         self.tokens.drafting |= message.drafts > 0
         if turn == Rewind.BACK:
@@ -93,7 +93,7 @@ class Followed:
         """Whether the shadow may still go to pass `step`, or back to it."""
         return step in self._marks or not self.course.has_begun(step)
 
-    def _told(self, message: Align) -> int | None:
+    def _take_tokens(self, message: Align) -> int | None:
         """Takes the main model's tokens. Returns the first pass that has read another one."""
         if message.token is None:
             return None

@@ -161,7 +161,7 @@ def embedded(
     for cluster in made:
         cluster.close()
     for one in held:
-        one.routed = None
+        one.on_routed = None
 
 
 @pytest.fixture

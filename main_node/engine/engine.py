@@ -124,7 +124,7 @@ class Engine:
         if call is None:
             return
         if self.spans.on:
-            self.spans.came(message)
+            self.spans.on_received(message)
         self.pace.on_answered(call.visit.request)
         audit: t.AuditRequested | None = None
         layer = self._layers.get(call.visit)
@@ -146,7 +146,7 @@ class Engine:
             if self.reach.takes_draft(message.request, message.step):
                 self.on_draft(message)
             return
-        predicted = prediction_of(message, self.core.shape, self.spans.came)
+        predicted = prediction_of(message, self.core.shape, self.spans.on_received)
         if self.reach.takes(predicted):
             self.post(predicted)
 
@@ -233,7 +233,7 @@ class Engine:
         passes = layer.passes_of(command) if layer is not None else self.checks.passes_of(command)
         message = compute_message(command, rows, self.peers.travels(command.worker), passes)
         if self.spans.on:
-            self.spans.sent(message)
+            self.spans.on_sent(message)
         self.peers.ask(command.call_id, command, message)
 
     def not_sent(self, message: w.Message, error: ProtocolError) -> None:
