@@ -14,7 +14,7 @@ import torch
 from checkpoint import family
 from checkpoint.formats.unreadable import first_line, is_out_of_memory
 from checkpoint.sharding.generation_file import check_generation_file
-from checkpoint.store import removed
+from checkpoint.store import removal_error
 from scheduler.errors import CorruptStoreError, DoesNotFitError, LaunchError
 
 EXPERTS_IMPLEMENTATION = "odmoe"
@@ -65,7 +65,7 @@ def load_dense(
             )
     except (RuntimeError, ValueError, KeyError, OSError) as error:
         if not folder.is_dir():  # Transformers would look for it on the Hub
-            raise removed(folder) from error
+            raise removal_error(folder) from error
         if is_out_of_memory(error):
             raise DoesNotFitError(
                 f"there is too little memory for the dense weights in {folder} ({first_line(error)}); end other "
@@ -83,14 +83,14 @@ def load_dense(
     for name, kind in kept.items():
         model.get_parameter(name).data = model.get_parameter(name).data.to(kind)
     if torch.device(device).type != "cpu":
-        return _moved(model, device).eval()
+        return _move_model(model, device).eval()
     for value in itertools.chain(model.parameters(), model.buffers()):
         if value.data_ptr() % _ALIGN:
             value.data = value.data.clone()
     return model.eval()
 
 
-def _moved(model: Any, device: str | torch.device) -> Any:
+def _move_model(model: Any, device: str | torch.device) -> Any:
     """The model on an accelerator. Raises LaunchError."""
     try:
         return model.to(device)

@@ -75,7 +75,7 @@ class ExpertArithmetic:
                 check = _Check(module, views) if _has_plain(module, views) else None
                 if check is not None and not check.tells:
                     return False
-                self._plain[kind] = check is not None and check.passed()
+                self._plain[kind] = check is not None and check.matches_plain()
             return self._plain[kind]
 
     def is_rowwise(self, layer: int, views: Views) -> bool:
@@ -194,7 +194,7 @@ class _Check:
                 self._cases.append((hidden, given, compute(hidden, given)))
         self.tells = all(bool(output.isfinite().all() and output.any()) for _, _, output in self._cases)
 
-    def passed(self) -> bool:
+    def matches_plain(self) -> bool:
         """The plain arithmetic equals it bit for bit."""
         try:
             compute = _bind_plain(self._module, self._views)

@@ -87,7 +87,7 @@ def quantise(parameters: dict[str, torch.Tensor], layer: LayerSpec, form: str, g
             continue
         rows = _rows(value.numel(), FORMS[form], group)
         try:
-            found = _quantised(value, FORMS[form], rows, group)
+            found = _quantise(value, FORMS[form], rows, group)
         except OverflowError as error:
             raise CheckpointError(f"{layer.module}.{spec.name} cannot be quantised to {form}: {error}") from error
         for part, tensor in zip(("packed", "scale", "zero"), found, strict=True):
@@ -95,7 +95,7 @@ def quantise(parameters: dict[str, torch.Tensor], layer: LayerSpec, form: str, g
     return blob
 
 
-def _quantised(weight: torch.Tensor, bits: int, rows: int, group: int) -> tuple[torch.Tensor, ...]:
+def _quantise(weight: torch.Tensor, bits: int, rows: int, group: int) -> tuple[torch.Tensor, ...]:
     """Packed [rows * bits / 8, group], scale [rows], zero [rows], by HQQ. Raises OverflowError."""
     flat = weight.detach().reshape(-1)
     missing = rows * group - flat.numel()
@@ -110,10 +110,10 @@ def _quantised(weight: torch.Tensor, bits: int, rows: int, group: int) -> tuple[
     for value in (scale, zero):
         if bool((value.abs() > _HALF_MAX).any()):
             raise OverflowError(f"a scale of {float(value.abs().max()):g} is beyond float16's {_HALF_MAX:g}")
-    return _packed(numbers, bits), scale.half().view(-1), zero.half().view(-1)
+    return _pack_bits(numbers, bits), scale.half().view(-1), zero.half().view(-1)
 
 
-def _packed(numbers: torch.Tensor, bits: int) -> torch.Tensor:
+def _pack_bits(numbers: torch.Tensor, bits: int) -> torch.Tensor:
     """`numbers` [rows, group] in [rows * bits / 8, group], the first rows in the highest bits."""
     first, *others = numbers.chunk(8 // bits)
     packed = first.clone()

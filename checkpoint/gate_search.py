@@ -17,7 +17,7 @@ from checkpoint import family
 from checkpoint.devices.inference import inference
 from scheduler.errors import UnsupportedFamilyError
 
-SQUASHES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+SCORE_FUNCTIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "softmax": lambda logits: logits.softmax(-1),
     "sigmoid": lambda logits: logits.sigmoid(),
     "sqrt(softplus)": lambda logits: torch.nn.functional.softplus(logits).sqrt(),
@@ -37,8 +37,8 @@ _ADVICE = (
 class Rule:
     """How scores become routing weights: times `scale`, after normalisation over the chosen experts or without it."""
 
-    squash: str
-    """A key of `SQUASHES`."""
+    score_function: str
+    """A key of `SCORE_FUNCTIONS`."""
     normalised: bool
     scale: float
     plain: bool
@@ -98,7 +98,7 @@ def find_gate(model: Any, block: torch.nn.Module, experts: torch.nn.Module, name
     if rule is None:
         raise UnsupportedFamilyError(
             f"{where}: the weights of its gate ({type(gate).__name__}) are not proportional to "
-            f"{', '.join(SQUASHES)} of its logits, nor those normalised; {_ADVICE}"
+            f"{', '.join(SCORE_FUNCTIONS)} of its logits, nor those normalised; {_ADVICE}"
         )
     if len([*named_tensors(gate)]) > 1 or call.extra or call.keywords:
         rule = replace(rule, plain=False)  # there is a correction, which may be zero in this layer
@@ -186,8 +186,8 @@ def _rule(logits: torch.Tensor, index: torch.Tensor, weights: torch.Tensor) -> R
     """The first rule that explains all rows. None: no rule does, or the rows are too similar to tell."""
     if float(logits.std()) < _TOLERANCE:
         return None
-    for name, squash in SQUASHES.items():
-        scores = squash(logits)
+    for name, function in SCORE_FUNCTIONS.items():
+        scores = function(logits)
         ratio = weights / scores.gather(1, index)
         top = scores.topk(index.shape[1]).indices
         plain = bool((top.sort(1).values == index.sort(1).values).all())

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from checkpoint import family
-from checkpoint.gate_search import SQUASHES, GateSpec, Rule, find_gate
+from checkpoint.gate_search import SCORE_FUNCTIONS, GateSpec, Rule, find_gate
 
 GateOutput = dict[int, Any]
 """Layer -> its gate's output."""
@@ -65,13 +65,13 @@ class Gates:
         """[T, E], float32, of the last call. In each row the routing weights are proportional to these."""
         return self._scores(layer, self._last[layer])
 
-    def ranked(self, layer: int, outputs: GateOutput | None = None) -> torch.Tensor:
+    def ranked_scores(self, layer: int, outputs: GateOutput | None = None) -> torch.Tensor:
         """As `scores`, but the k highest of a row are the experts that the gate chose. `outputs`: those of `aside`.
 
         Where a gate chooses by more than its scores (DeepSeek's groups and correction), the chosen experts are raised
         above the others by the highest score.
         """
-        return self._ranked(layer, (self._last if outputs is None else outputs)[layer])
+        return self._raise_chosen(layer, (self._last if outputs is None else outputs)[layer])
 
     def use(self, outputs: GateOutput) -> None:
         """Keep gates' outputs here from now on: passes that take turns layer by layer have one dictionary each."""
@@ -85,9 +85,9 @@ class Gates:
         """Scores [T, E] of any gate inputs [T, H]. `scores` stays as it is."""
         return self._scores(layer, self._output(layer, hidden))
 
-    def expected(self, layer: int, hidden: torch.Tensor) -> torch.Tensor:
-        """As `at`, ranked as in `ranked`."""
-        return self._ranked(layer, self._output(layer, hidden))
+    def ranked_at(self, layer: int, hidden: torch.Tensor) -> torch.Tensor:
+        """As `at`, with the chosen experts raised as in `ranked_scores`."""
+        return self._raise_chosen(layer, self._output(layer, hidden))
 
     def _output(self, layer: int, hidden: torch.Tensor) -> Any:
         gate = self._gates[layer]
@@ -96,9 +96,9 @@ class Gates:
     def _scores(self, layer: int, output: Any) -> torch.Tensor:
         gate = self._gates[layer]
         logits = output[gate.logits_place]
-        return SQUASHES[gate.rule.squash](logits.reshape(-1, logits.shape[-1]).float())
+        return SCORE_FUNCTIONS[gate.rule.score_function](logits.reshape(-1, logits.shape[-1]).float())
 
-    def _ranked(self, layer: int, output: Any) -> torch.Tensor:
+    def _raise_chosen(self, layer: int, output: Any) -> torch.Tensor:
         scores, gate = self._scores(layer, output), self._gates[layer]
         if gate.rule.plain:
             return scores
@@ -143,7 +143,7 @@ class Gates:
             raw = raw / raw.sum(1, keepdim=True)
         new = (raw * rule.scale).to(weights.dtype)
         if not rule.normalised:
-            new = _kept(new_index, new, index, weights, real)
+            new = _with_own_weights(new_index, new, index, weights, real)
         for row, (experts, own) in enumerate(zip(chosen, index.tolist(), strict=True)):
             if set(experts) == set(own) and len(own) == width:
                 new_index[row], new[row] = index[row], weights[row]
@@ -158,7 +158,7 @@ class Gates:
         return sums.hexdigest()[:32]
 
 
-def _kept(
+def _with_own_weights(
     new_index: torch.Tensor, new: torch.Tensor, index: torch.Tensor, weights: torch.Tensor, real: torch.Tensor
 ) -> torch.Tensor:
     """`new`, but with the gate's own weight where it chose the expert too. For weights that are not normalised."""

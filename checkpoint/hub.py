@@ -63,12 +63,12 @@ def _model_snapshot(name: str) -> Path:
     same: dict[str, Any] = {"revision": folder.name} if re.fullmatch(r"[0-9a-f]{40}", folder.name) else {}
     single = "model.safetensors"
     folder = _snapshot(name, [single], **same)
-    if not (folder / single).exists() and (names := _indexed(folder / INDEX)):
+    if not (folder / single).exists() and (names := _index_files(folder / INDEX)):
         folder = _snapshot(name, [glob.escape(name) for name in names], **same)
     return folder
 
 
-def _indexed(index: Path) -> list[str]:
+def _index_files(index: Path) -> list[str]:
     """The weight files that an index names; none if it is no index, which `open_source` says."""
     try:
         names = set(json.loads(index.read_bytes())["weight_map"].values())

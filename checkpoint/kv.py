@@ -270,7 +270,7 @@ def mark(cache: Any, rows: bool = False) -> Mark:
         states = getattr(cache, "linear_cache", None)
         return Mark(
             [_attributes(layer, rows) for layer in cache.layers],
-            None if states is None else [_copied(state, {}) for state in states],
+            None if states is None else [_copy_tensors(state, {}) for state in states],
         )
 
 
@@ -307,7 +307,7 @@ def _attributes(layer: Any, rows: bool) -> dict[str, Any]:
             whole = rows or value.dim() < 2  # an empty one has no axis yet
             kept[name] = value if whole else _Cut(growing[name], value.shape[growing[name]])
         else:
-            kept[name] = _copied(value, copies)
+            kept[name] = _copy_tensors(value, copies)
     return kept
 
 
@@ -315,14 +315,14 @@ def attributes_now(layer: Any) -> dict[str, Any]:
     """All attributes of a cache's layer, for a way back to where it is now: states are copied. Tensors with a row a
     token are not: passes replace them, and write to none."""
     rows, copies = {name for name, _ in _GROWING}, dict[int, torch.Tensor]()
-    return {name: value if name in rows else _copied(value, copies) for name, value in vars(layer).items()}
+    return {name: value if name in rows else _copy_tensors(value, copies) for name, value in vars(layer).items()}
 
 
-def _copied(value: Any, copies: dict[int, torch.Tensor]) -> Any:
+def _copy_tensors(value: Any, copies: dict[int, torch.Tensor]) -> Any:
     if isinstance(value, torch.Tensor):
         return copies.setdefault(id(value), value.clone())
     if isinstance(value, dict):
-        return {key: _copied(one, copies) for key, one in value.items()}
+        return {key: _copy_tensors(one, copies) for key, one in value.items()}
     return list(value) if isinstance(value, list) else value
 
 

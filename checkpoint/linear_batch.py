@@ -63,7 +63,7 @@ class LinearCall:
 
 
 @cache
-def _batched(cls: Any) -> Any:
+def _batch_class(cls: Any) -> Any:
     return type(f"Batch{cls.__name__}", (BatchLinear, cls), {"__module__": cls.__module__})
 
 
@@ -79,7 +79,7 @@ def batch_linear(model: torch.nn.Module) -> list[BatchLinear]:
         if isinstance(module, torch.nn.Linear) and type(module).forward in plain:
             cls: Any = type(module)
             if not issubclass(cls, BatchLinear):
-                module.__class__ = _batched(cls)
+                module.__class__ = _batch_class(cls)
             vars(module)["place"] = len(found)
             found.append(module)
     return found

@@ -165,7 +165,7 @@ class Manifest:
         """The size of a slot: the largest blob."""
         return max(layer.blob_bytes for layer in self.layers.values())
 
-    def restored(self, layer: int) -> LayerSpec:
+    def restored_layout(self, layer: int) -> LayerSpec:
         """The layout that a layer's file would have if its experts were not encoded, without checksums."""
         spec = self.layers[layer]
         if layer not in self.full:
@@ -177,7 +177,7 @@ class Manifest:
     @property
     def restored_bytes(self) -> int:
         """The size of the largest expert when it is computed."""
-        return max(self.restored(layer).blob_bytes for layer in self.layers)
+        return max(self.restored_layout(layer).blob_bytes for layer in self.layers)
 
     def form_bytes(self, form: str) -> int:
         """The size of a slot for a form; the full one has the empty name. Raises StoreError for a missing form."""
@@ -271,7 +271,7 @@ def _check(manifest: Manifest, where: Path) -> None:
             "make the store again"
         )
     for number in manifest.layers:
-        for spec in manifest.restored(number).tensors:
+        for spec in manifest.restored_layout(number).tensors:
             if spec.dtype not in (manifest.dtype, "float32"):  # some families keep a parameter in float32
                 raise CorruptStoreError(
                     f"{where} says {manifest.dtype}, but {spec.name} of the experts of layer {number} is {spec.dtype}; "

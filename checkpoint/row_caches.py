@@ -27,8 +27,8 @@ Attributes = dict[tuple[str, Any], Any]
 class RowCaches:
     """`position`: of the block's first row, so many tokens are in the cache. `rows`: of the block.
 
-    `going_on` is called before a row goes on from a gate, `reached` when it has stopped at the next one or ended, row
-    by row; `cut` once all have ended.
+    `going_on` is called before a row goes on from a gate, `on_reached` when it has stopped at the next or has ended;
+    both row by row. `cut` is called once all have ended.
     """
 
     def __init__(self, cache: Any, position: int, rows: int) -> None:
@@ -75,7 +75,7 @@ class RowCaches:
         if row + 1 < self._rows and number in self._uncropped:
             self._before = _flat(attributes_now(self._cache.layers[number]))
 
-    def reached(self, row: int, layer: int | None) -> None:
+    def on_reached(self, row: int, layer: int | None) -> None:
         """A row has come to the gate of a layer; None: to its end."""
         if row + 1 == self._rows:  # nothing comes after it
             return

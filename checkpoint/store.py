@@ -59,7 +59,7 @@ class ExpertStore:
         for layer in manifest.layers.values():
             if fault := size_fault(path, layer):
                 if not where.exists():
-                    raise removed(path)
+                    raise removal_error(path)
                 raise CorruptStoreError(f"{fault}; make the store again with odmoe shard")
         return ExpertStore(path, replace(manifest, forms=_forms(path, manifest)))
 
@@ -94,7 +94,7 @@ class ExpertStore:
         """
         every: list[tuple[Manifest | Form, int, LayerSpec]] = [
             (held, number, layer)
-            for held in self._held()
+            for held in self._manifests()
             for number, layer in held.layers.items()
             if only is None or layer.file in only
         ]
@@ -121,7 +121,7 @@ class ExpertStore:
         except OSError as error:
             where = error.filename or self.path
             if not (self.path / MANIFEST).exists():
-                raise removed(self.path) from error
+                raise removal_error(self.path) from error
             raise CorruptStoreError(f"{where} cannot be read ({error.strerror}); make the store again") from error
         return Checked(sum(len(layer.blobs) for _, _, layer in every), len(dense), total + sum(dense))
 
@@ -151,24 +151,24 @@ class ExpertStore:
     def _stamp(self, stamps: Path) -> Path:
         return stamps / hashlib.sha256(str(self.path.resolve()).encode()).hexdigest()[:32]
 
-    def _held(self) -> list[Manifest | Form]:
+    def _manifests(self) -> list[Manifest | Form]:
         """What has a file for each layer."""
         return [self.manifest, *self.manifest.forms.values()]
 
     def _state(self) -> dict[str, list[object]]:
         """What of each file would show a change. Raises StoreNotFoundError."""
-        layers = [layer for held in self._held() for layer in held.layers.values()]
+        layers = [layer for held in self._manifests() for layer in held.layers.values()]
         wanted = {layer.file: checksum("".join(blob.checksum for blob in layer.blobs).encode()) for layer in layers}
         try:
             dense = {f"{DENSE}/{file.name}": self.manifest.dense.get(file.name, "") for file in self.dense.iterdir()}
             stats = {name: (self.path / name).stat() for name in sorted(wanted | dense)}
         except FileNotFoundError as error:
-            raise removed(self.path) from error
+            raise removal_error(self.path) from error
         sums = wanted | dense
         return {n: [s.st_size, s.st_ino, s.st_mtime_ns, s.st_ctime_ns, sums[n]] for n, s in stats.items()}
 
 
-def removed(folder: Path) -> StoreNotFoundError:
+def removal_error(folder: Path) -> StoreNotFoundError:
     """The error for a store, or a folder of one, that was there before."""
     return StoreNotFoundError(f"{folder} was removed while this program ran; start it again with a store that stays")
 
@@ -203,7 +203,7 @@ def _belongs(form: Form, manifest: Manifest) -> bool:
     if (form.fingerprint, form.dtype) != (manifest.fingerprint, manifest.dtype) or form.bits != FORMS[form.form]:
         return False
     return form.layers.keys() == manifest.layers.keys() and all(
-        same_places(planned_form(manifest.restored(number), form.form, form.group), layer)
+        same_places(planned_form(manifest.restored_layout(number), form.form, form.group), layer)
         for number, layer in form.layers.items()
     )
 

@@ -108,7 +108,7 @@ class Block:
             self._caches.going_on(row)
         stop = self._stops[row] = self._rows[row].resume(value)
         if not isinstance(stop, LinearCall):
-            self._caches.reached(row, stop.layer if isinstance(stop, RowGate) else None)
+            self._caches.on_reached(row, stop.layer if isinstance(stop, RowGate) else None)
         return stop
 
     def _drop(self) -> None:

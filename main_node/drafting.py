@@ -50,7 +50,7 @@ class _ShadowDrafts:
 
     def on_decoded(self, tokens: Sequence[int]) -> bool | None:
         with self._lock:
-            return self._table.decoded(tokens)
+            return self._table.on_decoded(tokens)
 
     def offer(self, draft: Draft) -> None:
         with self._lock:
@@ -115,7 +115,7 @@ class Drafts:
         with self._lock:
             right, rows, self._rows = self._drafter.on_decoded(tokens), self._rows, 1
             if right is not None and len(tokens) == rows:  # it was in no block
-                self._length.foretold(right)
+                self._length.on_foretold(right)
             return self._length.drafts(), right
 
     def take(self, most: int) -> tuple[int, ...]:
@@ -128,7 +128,7 @@ class Drafts:
     def on_verified(self, gained: int) -> None:
         """A block has given so many tokens. Within its step."""
         with self._lock:
-            self._length.verified(self._rows, gained)
+            self._length.on_verified(self._rows, gained)
 
 
 class Draftable(Protocol):
@@ -153,11 +153,11 @@ class Drafting:
         if not self._is_on:
             return None
         drafter = _PromptDrafts(prompt, room) if self._prompt else _ShadowDrafts()
-        return Drafts(drafter, self._lengths.opened(), self._lock)
+        return Drafts(drafter, self._lengths.make_length(), self._lock)
 
     def on_step_ended(self, requests: Iterable[Draftable], rows: int, seconds: float, decoding: bool) -> None:
         """A step of these requests has ended; `rows`: of all its passes. `decoding`: it read no prompt."""
         if self._is_on:
             with self._lock:
                 plans = [one.drafts.plan for one in requests if one.drafts is not None]
-                self._lengths.stepped(plans, rows, seconds, decoding)
+                self._lengths.on_step_ended(plans, rows, seconds, decoding)

@@ -157,7 +157,7 @@ class LockStep:
             return combine(wait.ready() and not wait.foresight for _, wait in waits)
 
         lent = self._engine.lent
-        with lent.lent():
+        with lent.lend():
             if lent.run_until(changed, least):
                 return
         late = next(run for run, wait in waits if wait.within_s == least)

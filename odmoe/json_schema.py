@@ -70,7 +70,7 @@ class JsonGuides:
         """Raises ConfigError."""
         from llguidance import LLMatcher, LLParserLimits
 
-        parsed = _parsed(schema)
+        parsed = _parse_schema(schema)
         with self._lock:
             known = self._read.get((ends, vocabulary))
             if known is None:
@@ -98,9 +98,9 @@ def make_guides(folder: Path, read: Callable[[], Any] | None = None) -> Guides:
     return JsonGuides(folder, read)
 
 
-def _parsed(schema: str) -> dict[str, Any]:
+def _parse_schema(schema: str) -> dict[str, Any]:
     try:
-        parsed = json.loads(schema, parse_constant=_refused)
+        parsed = json.loads(schema, parse_constant=_refuse_constant)
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"the schema is no JSON ({error}); give a JSON schema") from error
     if not isinstance(parsed, dict):
@@ -114,7 +114,7 @@ def _defaults(schema: dict[str, Any]) -> Any:
     return {} if own else {"whitespace_pattern": WHITESPACE}
 
 
-def _refused(number: str) -> None:
+def _refuse_constant(number: str) -> None:
     raise ValueError(f"{number} is no number of JSON")
 
 

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from typing import Self
 
-from scheduler.one_line import escaped
+from scheduler.one_line import escape
 
 LOG_TIME = "%Y-%m-%dT%H:%M:%SZ"
 """Of UTC, at the front of a line."""
@@ -38,7 +38,7 @@ class LogThread:
 
     def line(self, text: str, write: Write | None = None) -> None:
         """Never waits. `text`: shown on one line. `write`: None is to standard error."""
-        text = escaped(text)
+        text = escape(text)
         with self._lock:
             try:
                 if self._lost:

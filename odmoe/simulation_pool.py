@@ -29,7 +29,7 @@ def simulation_pool() -> Iterator[Each]:
 
     Raises SimulationError for a process that was killed.
     """
-    pool = _made()
+    pool = _make_pool()
     if pool is None:
         yield map
         return
@@ -55,7 +55,7 @@ def _results(pool: ProcessPoolExecutor, function: Callable[[Run], Any], runs: It
         yield future.result()
 
 
-def _made() -> ProcessPoolExecutor | None:
+def _make_pool() -> ProcessPoolExecutor | None:
     cores = len(os.sched_getaffinity(0))
     if cores == 1 or threading.active_count() > 1:
         return None

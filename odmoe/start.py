@@ -25,16 +25,16 @@ def start_cluster(
     Raises ClusterError, ConfigError, StoreError.
     """
     try:
-        return _started(settings, store, say)
+        return _start(settings, store, say)
     except ODMoEError as error:
         if store is not None and not (store.path / MANIFEST).exists():  # whatever it was that missed it first
-            from checkpoint.store import removed
+            from checkpoint.store import removal_error
 
-            raise removed(store.path) from error
+            raise removal_error(store.path) from error
         raise
 
 
-def _started(settings: Settings, store: ExpertStore | None, say: Callable[[str], None]) -> Cluster:
+def _start(settings: Settings, store: ExpertStore | None, say: Callable[[str], None]) -> Cluster:
     if store is None and not settings.uses_existing_ray:
         raise ConfigError(f"--model is not given; --cluster {settings.cluster} needs one")
     if settings.cluster == "embedded" and store is not None:

@@ -51,7 +51,7 @@ def prepare_store(
     """
     path = find_model(model)
     source = None if (path / MANIFEST).is_file() and not store else open_source(path)
-    cached = _cached(source, dtype, experts, progress, check) if source and not store else None
+    cached = _cache_path(source, dtype, experts, progress, check) if source and not store else None
     try:
         if source is None:
             from checkpoint.sharding.shard import check_same
@@ -149,7 +149,7 @@ def stamps_dir() -> Path:
     return cache_dir() / "verified"
 
 
-def _cached(
+def _cache_path(
     source: Source,
     dtype: str | None,
     experts: str | None,

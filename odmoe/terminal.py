@@ -195,7 +195,7 @@ class _Pace:
         )
 
 
-def counted(count: int, noun: str) -> str:
+def count_text(count: int, noun: str) -> str:
     """`1 worker`, `2 workers`."""
     return f"{count:,} {noun}{'' if count == 1 else 's'}"
 

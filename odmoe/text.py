@@ -11,7 +11,7 @@ from typing import Any
 from checkpoint.formats.gguf_file import gguf_tokenizer, has_tokenizer, is_gguf
 from checkpoint.sharding.generation_file import check_generation_file
 from checkpoint.sharding.source import Source, verify_bytes
-from checkpoint.store import removed
+from checkpoint.store import removal_error
 from odmoe.token_length import most_characters
 from scheduler.errors import (
     CorruptCheckpointError,
@@ -62,7 +62,7 @@ def load_tokenizer(folder: Path, kind: type[ODMoEError] = CorruptStoreError) -> 
         raise
     except Exception as error:  # the tokenizers library raises Exception itself
         if not folder.is_dir():  # Transformers would look for it on the Hub
-            raise removed(folder) from error
+            raise removal_error(folder) from error
         reason = (str(error).splitlines() or [type(error).__name__])[0].rstrip(" :")
         raise kind(
             f"no tokenizer can be read from {folder}: {reason}; check that the model's tokenizer files are complete"

@@ -32,7 +32,7 @@ class TokenTexts:
         except UnicodeDecodeError:
             return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)
 
-    def dropped(self, token: int) -> int:
+    def dropped_chars(self, token: int) -> int:
         """How many characters the token loses where a text begins with it: many tokenizers leave out the first
         space."""
         text: str = self._tokenizer.decode([token], skip_special_tokens=True)
@@ -63,7 +63,7 @@ class Offsets:
             found.append(self._at)
             if not self._texts.is_special(token):
                 length = len(self._decoder.decode(self._texts.bytes_of(token)))
-                self._at += length if self._begun else length - self._texts.dropped(token)
+                self._at += length if self._begun else length - self._texts.dropped_chars(token)
                 self._begun = True
         return found
 

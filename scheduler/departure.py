@@ -27,7 +27,7 @@ LOOKAHEAD = 2
 """Passes by which a shadow may be ahead of the main model."""
 
 
-class Turn(Enum):
+class Rewind(Enum):
     """What an alignment changes."""
 
     NONE = auto()
@@ -37,7 +37,7 @@ class Turn(Enum):
     """The pass in flight ends. The cache goes back to before pass `step`, which is next."""
 
 
-class Course:
+class ShadowSchedule:
     """The passes of one request. Decode passes are numbered from 0; `passes` is their number."""
 
     def __init__(self, alignment: Alignment, departure: str, lookahead: int, first_step: int, passes: int) -> None:
@@ -55,7 +55,7 @@ class Course:
         self._departure = departure
         self._lookahead = lookahead
         self._passes = passes
-        self._over_taken = False
+        self._rows_arrived = False
         """KV rows came while pass `step` was in flight."""
         self.last = False
         """The repetition repeats the last pass that had begun, so that it can be given up."""
@@ -69,7 +69,7 @@ class Course:
         return self.alignment.may_start(self.step, self.announced, self._lookahead, self._departure)
 
     @property
-    def unaligned(self) -> bool:
+    def is_ahead(self) -> bool:
         """Pass `step` begins ahead of what may send the shadow back to it."""
         return self.step > self.announced and self.alignment.ever
 
@@ -80,7 +80,7 @@ class Course:
 
     def start(self) -> None:
         """Pass `step` begins."""
-        self.running, self._over_taken = True, False
+        self.running, self._rows_arrived = True, False
 
     def gives_up(self, step: int) -> bool:
         """Whether a repetition is given up because pass `step` is announced. If so, its first run stands."""
@@ -90,7 +90,7 @@ class Course:
         self.step += 1
         return True
 
-    def aligned(
+    def on_aligned(
         self,
         step: int,
         other_token: bool,
@@ -98,7 +98,7 @@ class Course:
         stateful: bool = False,
         drafts: int = 0,
         first_other: int | None = None,
-    ) -> Turn:
+    ) -> Rewind:
         """The alignment of pass `step` has come. `other_token`: the pass has read another token than the main model's.
         `rows`: there are KV rows. `stateful`: a pass in flight cannot take them over. `drafts`: see the attribute.
         `first_other`: after a block, the first pass that has read another token, if that is not `step`."""
@@ -106,33 +106,33 @@ class Course:
             self.announced, self.drafts = step, drafts
         if first_other is None and other_token:
             first_other = step
-        if first_other is not None and self.begun(first_other):
+        if first_other is not None and self.has_begun(first_other):
             return self._back(first_other, again=False)
-        if not rows or not self.begun(step):
-            return Turn.NONE
+        if not rows or not self.has_begun(step):
+            return Rewind.NONE
         if stateful and step == self.step:
             return self._back(step, again=False)
         if self.drafts and not stateful:
-            return Turn.TAKE_OVER
+            return Rewind.TAKE_OVER
         if step == self.step:
-            self._over_taken = True
-            return Turn.TAKE_OVER
+            self._rows_arrived = True
+            return Rewind.TAKE_OVER
         return self._back(step, again=True)
 
-    def begun(self, step: int) -> bool:
+    def has_begun(self, step: int) -> bool:
         """Has pass `step` begun, or ended?"""
         return step < self.step or (step == self.step and self.running)
 
-    def ended(self) -> Turn:
+    def on_ended(self) -> Rewind:
         """Pass `step` has ended. BACK: it is to be repeated."""
-        if self._over_taken and self.announced == self.step:
+        if self._rows_arrived and self.announced == self.step:
             return self._back(self.step, again=True)
         self.running, self.again = False, False
         self.step += 1
-        return Turn.NONE
+        return Rewind.NONE
 
-    def _back(self, step: int, again: bool) -> Turn:
+    def _back(self, step: int, again: bool) -> Rewind:
         begun = self.step + self.running
         self.last = begun == step + 1
         self.step, self.running, self.again = step, False, again
-        return Turn.BACK
+        return Rewind.BACK

@@ -19,10 +19,10 @@ def one_line(text: str, most: int = MOST) -> str:
     if len(text) > most:
         end = most // 4
         text = f"{text[: most - end]}... ({len(text)} characters) ...{text[-end:]}"
-    return text if text.isprintable() else escaped(_BREAK.sub(" ", text))
+    return text if text.isprintable() else escape(_BREAK.sub(" ", text))
 
 
-def escaped(text: str) -> str:
+def escape(text: str) -> str:
     """The whole text, on one line."""
     if text.isprintable():
         return text

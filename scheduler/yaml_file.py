@@ -51,7 +51,7 @@ def parse_yaml(text: str, what: str) -> Any:
         finally:
             loader.dispose()
     except _RepeatedKeyError as error:
-        key = shown(error.key)
+        key = key_text(error.key)
         raise ConfigError(f"{what} has {key} twice, in lines {error.first} and {error.line}; keep one") from None
     except _InvalidValueError as error:
         raise ConfigError(f"{what} cannot be read: {error} in line {error.line}; put it in quotes") from None
@@ -83,7 +83,7 @@ def key_line(path: Path, *keys: str) -> int | None:
     return line
 
 
-def shown(key: object) -> str:
+def key_text(key: object) -> str:
     """A key of a file for a message, of which it is never the larger part."""
     text = str(key)
     return text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}..."

@@ -19,7 +19,7 @@ from odmoe.settings.plan_settings import PlanSettings  # noqa: E402
 from odmoe.settings.settings import Settings  # noqa: E402
 from odmoe.settings.simulate_settings import SimulateSettings  # noqa: E402
 from odmoe.settings.system_settings import SystemSettings  # noqa: E402
-from odmoe.settings.table import Table, declared  # noqa: E402
+from odmoe.settings.table import Table, declaration_of  # noqa: E402
 from odmoe.settings.units import Bytes, Link, Memory, Rate  # noqa: E402
 
 FILE = Path("odmoe/settings/keywords.py")
@@ -62,8 +62,8 @@ def _class(name: str, table: type[Table], about: str) -> str:
     inherits = table is not SystemSettings and issubclass(table, SystemSettings)
     inherited = set(SystemSettings.model_fields) if inherits else set()
     hints = get_type_hints(table, include_extras=True)
-    names = [one for one in table.model_fields if one not in inherited and declared(table, one).keyword]
-    lines = [f"    {one}: {_type(hints[one], declared(table, one).allowed)}" for one in names]
+    names = [one for one in table.model_fields if one not in inherited and declaration_of(table, one).keyword]
+    lines = [f"    {one}: {_type(hints[one], declaration_of(table, one).allowed)}" for one in names]
     base = POLICIES if inherits else "TypedDict"
     return "\n".join(["\n", f"class {name}({base}, total=False):", f'    """{about}"""', "", *lines, ""])
 

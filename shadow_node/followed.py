@@ -9,7 +9,7 @@ from checkpoint import kv
 from checkpoint.devices.streams import borrow
 from checkpoint.tensors import received_tensor
 from scheduler.alignment import AT_ONCE, LATE, Alignment
-from scheduler.departure import Course, Turn
+from scheduler.departure import Rewind, ShadowSchedule
 from scheduler.errors import ProtocolError
 from shadow_node.tokens import Tokens
 from wire.credit import message_bytes
@@ -30,7 +30,9 @@ class Followed:
         self.prompt_tokens = len(opened.prompt) - opened.first_step
         """Tokens before decode pass 0."""
         self.departure = LATE if opened.late else AT_ONCE
-        self.course = Course(policy, self.departure, opened.lookahead, opened.first_step, opened.max_new_tokens - 1)
+        self.course = ShadowSchedule(
+            policy, self.departure, opened.lookahead, opened.first_step, opened.max_new_tokens - 1
+        )
         self.steps = opened.max_new_tokens
         """Its decode passes are fewer."""
         self.cache = cache
@@ -59,15 +61,15 @@ class Followed:
 
     # --- alignments ---------------------------------------------------------------------------------------------
 
-    def receive(self, message: Align) -> Turn:
-        """A part of an alignment has come. `Turn.BACK`: the pass in flight is to be dropped, and the cache is where
+    def receive(self, message: Align) -> Rewind:
+        """A part of an alignment has come. `Rewind.BACK`: the pass in flight is to be dropped, and the cache is where
         pass `course.step` begins. Raises ProtocolError if the alignment does not fit the cache."""
         step, course = message.step, self.course
         if (message.token is not None or message.kv) and self._counts(step):
             self._parts.setdefault(step, []).append(message)
             self.aligned_bytes += message_bytes(message)
         if message.more:
-            return Turn.NONE
+            return Rewind.NONE
         self.broken = False
         gave_up = course.gives_up(step)
         if gave_up and self._first_run is not None:  # a repetition: the first run stands
@@ -75,23 +77,23 @@ class Followed:
             self._first_run = None
         rows = any(part.kv for part in self._parts.get(step, []))
         in_blocks = bool(course.drafts or message.drafts)
-        other = self._told(message)
-        turn = course.aligned(step, other is not None, rows, kv.states_held(self.cache), message.drafts, other)
+        other = self._take_tokens(message)
+        turn = course.on_aligned(step, other is not None, rows, kv.states_held(self.cache), message.drafts, other)
         self.tokens.drafting |= message.drafts > 0
-        if turn == Turn.BACK:
+        if turn == Rewind.BACK:
             self._go_back()
             if in_blocks:  # the main model has used what was predicted for a block, its refused rows' too
                 self._sent = {before: sent for before, sent in self._sent.items() if before < course.step}
-        elif turn == Turn.TAKE_OVER:
+        elif turn == Rewind.TAKE_OVER:
             self._take_over(step)
         self._forget()
-        return Turn.BACK if gave_up else turn
+        return Rewind.BACK if gave_up else turn
 
     def _counts(self, step: int) -> bool:
         """Whether the shadow may still go to pass `step`, or back to it."""
-        return step in self._marks or not self.course.begun(step)
+        return step in self._marks or not self.course.has_begun(step)
 
-    def _told(self, message: Align) -> int | None:
+    def _take_tokens(self, message: Align) -> int | None:
         """Takes the main model's tokens. Returns the first pass that has read another one."""
         if message.token is None:
             return None
@@ -100,7 +102,7 @@ class Followed:
         for step, token in enumerate(tokens, message.step - len(message.before)):
             if self._counts(step):
                 self.tokens.on_told(step, token)
-                if other is None and self.course.begun(step) and self.tokens.differ(step, token):
+                if other is None and self.course.has_begun(step) and self.tokens.differ(step, token):
                     other = step
         return other
 
@@ -185,7 +187,7 @@ class Followed:
         step = course.step
         parts = self._taken_parts(step)
         self._put(parts, step, kv.put)
-        if course.unaligned:
+        if course.is_ahead:
             self._marks[step] = kv.mark(self.cache)
         course.start()
         return self.tokens.read(step), bool(parts)
@@ -198,7 +200,7 @@ class Followed:
         """The pass in flight has ended with its own next token."""
         course = self.course
         self.tokens.on_pass_ended(course.step, token)
-        if course.ended() == Turn.BACK:
+        if course.on_ended() == Rewind.BACK:
             self._go_back()
         else:
             self._first_run = None

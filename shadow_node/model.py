@@ -59,7 +59,7 @@ class ShadowModel:
         self.scheme = scheme
         self.limits = message_limits(store)
         self.device = device
-        self.routed: Routed | None = None
+        self.on_routed: Routed | None = None
         self.dense = load_dense(store.dense, store.manifest.config, compute_dtype(scheme, device))
         self.experts: dict[int, ShadowExperts] = {}
         try:
@@ -109,8 +109,8 @@ class ShadowModel:
             if in_coroutine():
                 output: torch.Tensor = suspend(Gate(layer, hidden, chosen, weights, last.tolist()))
                 return output
-            if self.routed is not None:
-                self.routed(layer, chosen[-1].tolist(), last.tolist())
+            if self.on_routed is not None:
+                self.on_routed(layer, chosen[-1].tolist(), last.tolist())
             return self.experts[layer].forward(hidden, chosen, weights)
 
         return experts

@@ -93,7 +93,7 @@ class _Session(Session):
         if isinstance(message, OpenRequest):
             self._open(message)
         elif isinstance(message, Align):
-            self.spans.came(message)
+            self.spans.on_received(message)
             followed = self._requests.get(message.request)
             if followed is not None and self._admit(followed, message):
                 self._submit(followed, message)

@@ -12,7 +12,7 @@ class Pace(Protocol):
     """See `ShadowPace`, which keeps a profile's times."""
 
     @property
-    def emulated(self) -> bool: ...
+    def is_emulated(self) -> bool: ...
 
     @property
     def main_layer_s(self) -> float: ...
@@ -27,7 +27,7 @@ class Pace(Protocol):
 class RealPace:
     """No emulation."""
 
-    emulated = False
+    is_emulated = False
     main_layer_s = 0.0
 
     def now(self) -> float:
@@ -43,7 +43,7 @@ class RealPace:
 class ShadowPace:
     """Emulates `Profile.shadow_s` for each layer, one after the other."""
 
-    emulated = True
+    is_emulated = True
 
     def __init__(self, emulation: Emulation) -> None:
         self._emulation = emulation

@@ -16,7 +16,7 @@ from typing import Protocol
 
 from checkpoint.coroutine import Coroutine
 from scheduler.alignment import LATE
-from scheduler.departure import Turn
+from scheduler.departure import Rewind
 from shadow_node.followed import Followed
 from shadow_node.model import Gate, ShadowModel
 from shadow_node.pace import Pace
@@ -77,7 +77,7 @@ class Passes:
 
     def receive(self, followed: Followed, message: Align) -> None:
         """An alignment, or a part of one, has come. Raises ProtocolError if it does not fit."""
-        if followed.receive(message) == Turn.BACK:
+        if followed.receive(message) == Rewind.BACK:
             self._drop(followed)
         self._draft(followed)
 
@@ -155,7 +155,7 @@ class Passes:
         if followed.departure == LATE:
             self._waiting.setdefault(followed, self._owner.spans.now())
         announced = followed.course.announced
-        if self._pace.emulated and followed.idle_at != announced:
+        if self._pace.is_emulated and followed.idle_at != announced:
             followed.idle_at = announced
             self._owner.send(ShadowProgress(followed.number, announced, idle=True))
 
@@ -191,22 +191,22 @@ class Passes:
             return
         if followed.news(layer, experts):
             prediction = Prediction(followed.number, followed.position, layer, tuple(experts), tuple(scores))
-            self._owner.spans.sent(prediction)
+            self._owner.spans.on_sent(prediction)
             self._owner.send(prediction)
-        elif self._pace.emulated:
+        elif self._pace.is_emulated:
             self._owner.send(ShadowProgress(followed.number, max(followed.course.announced, 0), idle=False))
 
     def _run_alone(self, followed: Followed, tokens: list[int]) -> None:
         """A whole pass, without a stop."""
         one = self._running[followed] = _Pass(followed, None)
 
-        def routed(layer: int, experts: list[int], scores: list[float]) -> None:
+        def on_routed(layer: int, experts: list[int], scores: list[float]) -> None:
             self._layer_ends(layer, 1)
             if not self._goes_on(one):
                 raise _Dropped
             self._predict(followed, layer, experts, scores)
 
-        self._model.routed = routed
+        self._model.on_routed = on_routed
         try:
             self._pass_ends(followed, self._model.forward(tokens, followed.cache))
         except _Dropped:
@@ -214,7 +214,7 @@ class Passes:
         except BaseException as error:  # noqa: BLE001 - the thread goes on
             self._fail(followed, error)
         finally:
-            self._model.routed = None
+            self._model.on_routed = None
             self._running.pop(followed, None)
 
     def _go_on(self, together: list[_Pass]) -> None:

@@ -161,7 +161,7 @@ def embedded(
     for cluster in made:
         cluster.close()
     for one in held:
-        one.routed = None
+        one.on_routed = None
 
 
 @pytest.fixture
@@ -170,7 +170,7 @@ def short_plans(monkeypatch: pytest.MonkeyPatch) -> None:
     from scheduler.drafts.length import AUTO
     from scheduler.planning.scaling import Together
 
-    monkeypatch.setattr("scheduler.planning.plan.fitted", lambda setup: ())
+    monkeypatch.setattr("scheduler.planning.plan.other_fits", lambda setup: ())
     monkeypatch.setattr("scheduler.planning.plan.DRAFTED", [Together(1, False, AUTO)])
 
 

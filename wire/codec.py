@@ -143,7 +143,7 @@ class _Kind:
         self._get = _getter(self._names)
         self._message = getattr(odmoe_pb2, descriptor.name)
         self._path = {name: f"{descriptor.name}.{name}" for name in self._names}
-        self._allowed = {fd.name: _allowed(fd) for fd in descriptor.fields}
+        self._allowed = {fd.name: _allowed_type(fd) for fd in descriptor.fields}
         self._optional = [fd.name for fd in descriptor.fields if fd.message_type is None and fd.has_presence]
         self._puts: list[tuple[str, str, Callable[[str, Any], Any]]] = []
         self._takes: list[tuple[int, str, Callable[[str, Any], Any]]] = []
@@ -205,7 +205,7 @@ def _getter(names: tuple[str, ...]) -> Callable[[Any], Sequence[Any]]:
     return lambda owner: [getattr(owner, name) for name in names]
 
 
-def _allowed(fd: FieldDescriptor) -> str:
+def _allowed_type(fd: FieldDescriptor) -> str:
     one = _ALLOWED.get(fd.type, "a Tensor")
     return f"a sequence, each {one}" if fd.is_repeated else one
 

@@ -25,7 +25,7 @@ class LentThreads:
         self._changed = threading.Condition(threading.Lock())
 
     @contextlib.contextmanager
-    def lent(self) -> Iterator[None]:
+    def lend(self) -> Iterator[None]:
         """The calling thread is about to wait, in `run_until`. Jobs that no lent thread has run by the end go back."""
         with self._changed:
             self._lent += 1

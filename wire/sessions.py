@@ -147,7 +147,7 @@ class Session(ABC):
         self.on_close(None)
         self.reply.close()
 
-    def replaced(self) -> None:
+    def on_replaced(self) -> None:
         """Its main node has connected again: tell it, should it still read this stream, and end it."""
         if not self._over:
             with contextlib.suppress(LinkError):
@@ -204,7 +204,7 @@ class Sessions(Generic[S]):
             self.refusals.say(session.peer or "a main node of this process", error)
             raise error
         if before is not None and before is not session:
-            before.replaced()
+            before.on_replaced()
 
     def _rival(self, session: S) -> S | None:
         """The stream of another main node that is served. The lock is held."""

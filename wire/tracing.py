@@ -28,11 +28,11 @@ class NodeSpans:
         if self.on:
             self._tracer.add(what, label, start, end)
 
-    def sent(self, message: Travelling) -> None:
+    def on_sent(self, message: Travelling) -> None:
         if self.on:
             self._tracer.mark(SENT, key_of(message))
 
-    def came(self, message: Travelling) -> None:
+    def on_received(self, message: Travelling) -> None:
         if self.on:
             self._tracer.mark(CAME, key_of(message))
 

@@ -41,10 +41,10 @@ def choose_forms(
     the same memory; 0 if those would be too few. `loader_of` makes a loader for given forms; one is made and closed
     here. `threads`: how many restore an expert together, on a CPU. Raises LaunchError, StoreError.
     """
-    return settled(asked, full_slots, _costs(store, arithmetic, loader_of(asked.forms), asked.forms, threads))
+    return settle_forms(asked, full_slots, _costs(store, arithmetic, loader_of(asked.forms), asked.forms, threads))
 
 
-def settled(asked: FormChoice, full_slots: int, costs: tuple[FormCost, ...]) -> FormChoice:
+def settle_forms(asked: FormChoice, full_slots: int, costs: tuple[FormCost, ...]) -> FormChoice:
     """See `choose_forms`: by these costs."""
     if costs and full_slots and full_pays(asked.forms, costs):
         return FormChoice((FULL,), full_slots, tuple(cost._replace(fits=cost.form == FULL) for cost in costs))

@@ -87,15 +87,15 @@ class HostPlace:
 
         Called by one thread at a time. Raises StoreError, CorruptStoreError or OSError.
         """
-        blob = self._checked(layer, expert)
+        blob = self._read_checked(layer, expert)
         parameters = self._parameters.of(blob, layer)
         key = (layer, RESTORED if self._parameters.restores(layer) else expert)
         module = self._modules.get(key, lambda: self._arithmetic.bind(layer, parameters))
         output = by_pass(module, hidden, weights, passes)
-        self._checked(layer, expert)  # it may have been written to meanwhile
+        self._read_checked(layer, expert)  # it may have been written to meanwhile
         return output
 
-    def _checked(self, layer: int, expert: int) -> torch.Tensor:
+    def _read_checked(self, layer: int, expert: int) -> torch.Tensor:
         """The expert's bytes. Raises as `compute`; files are then mapped again for the next computation, since they may
         have been replaced."""
         try:

@@ -59,7 +59,7 @@ MODULES = 4096
 
 
 @dataclass(slots=True, eq=False)
-class _Tenure:
+class _SlotOccupancy:
     """An expert's stay in a slot, from the command to load it to its eviction."""
 
     load_id: int
@@ -168,7 +168,7 @@ class Worker:
             if not stays:
                 hidden, weights = to_device(buffer.device, hidden, weights)
             if self.restorer.restores(layer, form):
-                output = self.restorer.compute(buffer, layer, form, hidden, weights, self.slots.tenure(slot))
+                output = self.restorer.compute(buffer, layer, form, hidden, weights, self.slots.occupancy(slot))
                 return output if stays else to_host(output)[0]
             module = self._modules.get(
                 (slot, layer), lambda: self._arithmetic.bind(layer, self.store.views(buffer, layer))
@@ -191,7 +191,7 @@ class Worker:
         Not in emulated time, where each takes its own.
         """
         buffer = self.slots.buffers[slot]
-        if self.pace.emulated or not self._on_cpu:
+        if self.pace.is_emulated or not self._on_cpu:
             return False
         if self.restorer.restores(layer, form):
             return self.restorer.is_rowwise(buffer, layer, form)
@@ -220,7 +220,7 @@ class _Session(ComputeSession):
     def __init__(self, worker: Worker, reply: Channel) -> None:
         super().__init__(worker, reply)
         self._worker = worker
-        self._tenures: dict[int, _Tenure] = {}  # slot -> the expert that is in it, or on its way there
+        self._occupancies: dict[int, _SlotOccupancy] = {}  # slot -> the expert that is in it, or on its way there
         self._slots = threading.Lock()
         self._queued = 0
         """Computations that are ready and have not begun."""
@@ -264,7 +264,7 @@ class _Session(ComputeSession):
 
     def end(self) -> None:
         with self._slots:
-            slots = list(self._tenures)
+            slots = list(self._occupancies)
         for slot in slots:
             self._evict(slot)
         self._loading.close()
@@ -281,67 +281,67 @@ class _Session(ComputeSession):
             )
         worker.store.locate(message.layer, message.expert, message.form)
         expert = ExpertId(message.layer, message.expert)
-        tenure = _Tenure(message.load_id, message.slot, expert, worker.pace.now(), message.form)
+        occupancy = _SlotOccupancy(message.load_id, message.slot, expert, worker.pace.now(), message.form)
         with self._slots:
             if self.over:  # `end` has already evicted what was there
                 return
-            if message.slot in self._tenures:
-                raise ProtocolError(f"slot {message.slot} is taken by {self._tenures[message.slot].expert}")
-            self._tenures[message.slot] = tenure
+            if message.slot in self._occupancies:
+                raise ProtocolError(f"slot {message.slot} is taken by {self._occupancies[message.slot].expert}")
+            self._occupancies[message.slot] = occupancy
         start = self._loading.lend if worker.loads_are_quick else self._loading.submit
-        start(self._run_load, tenure)
+        start(self._run_load, occupancy)
 
     def _compute(self, message: Compute) -> None:
         received = self._worker.pace.now()
         with self._slots:
-            tenure = self._tenures.get(message.slot)
-            if tenure is None or tenure.expert != (message.layer, message.expert):
-                content = tenure.expert if tenure else "nothing"
+            occupancy = self._occupancies.get(message.slot)
+            if occupancy is None or occupancy.expert != (message.layer, message.expert):
+                content = occupancy.expert if occupancy else "nothing"
                 raise ProtocolError(
                     f"slot {message.slot} holds {content}, not expert {message.expert} of layer {message.layer}"
                 )
-            if tenure.loaded:
-                self._submit(tenure, message, received)
+            if occupancy.loaded:
+                self._submit(occupancy, message, received)
             else:
-                tenure.waiting.append((message, received))
+                occupancy.waiting.append((message, received))
 
-    def _submit(self, tenure: _Tenure, message: Compute, received: float) -> None:
+    def _submit(self, occupancy: _SlotOccupancy, message: Compute, received: float) -> None:
         """Called with the lock held: computations keep their order."""
-        self._computing.lend(self._run_compute, tenure)  # waits for this lock before it looks for something ready
-        tenure.ready.append((message, received))
+        self._computing.lend(self._run_compute, occupancy)  # waits for this lock before it looks for something ready
+        occupancy.ready.append((message, received))
         self._queued += 1
 
     def _evict(self, slot: int) -> None:
         with self._slots:
-            tenure = self._tenures.pop(slot, None)
-            if tenure is None:
+            occupancy = self._occupancies.pop(slot, None)
+            if occupancy is None:
                 return
-            tenure.cancelled.cancel(self._worker.pace.now())
-            free = tenure.occupied and tenure.loaded and not tenure.computing
-            tenure.occupied = tenure.occupied and not free
-            dropped = len(tenure.ready)
+            occupancy.cancelled.cancel(self._worker.pace.now())
+            free = occupancy.occupied and occupancy.loaded and not occupancy.computing
+            occupancy.occupied = occupancy.occupied and not free
+            dropped = len(occupancy.ready)
             self._queued -= dropped
-            tenure.ready.clear()
-            tenure.waiting.clear()
+            occupancy.ready.clear()
+            occupancy.waiting.clear()
         if dropped:  # outputs may wait to travel with theirs
             self.send_outputs()
         if free:
-            self._free(tenure)
+            self._free(occupancy)
 
     # --- the threads --------------------------------------------------------------------------------------------
 
-    def _run_load(self, tenure: _Tenure) -> None:
+    def _run_load(self, occupancy: _SlotOccupancy) -> None:
         """On the loading thread, or a lent one."""
         worker = self._worker
-        if tenure.cancelled.is_set():  # before this thread came to it; by a profile's times it may have begun
-            worker.pace.begin_load(max(tenure.received, worker.freed[tenure.slot]))
-            worker.pace.end_load(tenure.cancelled, worker.share(tenure.expert, tenure.form))
+        if occupancy.cancelled.is_set():  # before this thread came to it; by a profile's times it may have begun
+            worker.pace.begin_load(max(occupancy.received, worker.freed[occupancy.slot]))
+            worker.pace.end_load(occupancy.cancelled, worker.share(occupancy.expert, occupancy.form))
             return
         try:
-            loaded = self._load_now(tenure)
+            loaded = self._load_now(occupancy)
         except BaseException as error:  # a lent thread may be interrupted here
-            self._release(tenure)
-            self.report_load(error, tenure.load_id, tenure.expert, tenure.form)
+            self._release(occupancy)
+            self.report_load(error, occupancy.load_id, occupancy.expert, occupancy.form)
             if not isinstance(error, Exception):
                 raise
             return
@@ -349,86 +349,86 @@ class _Session(ComputeSession):
             if loaded is not None:
                 self.send(loaded)  # before any output of this expert can be sent
         finally:
-            self._begin_waiting(tenure)
+            self._begin_waiting(occupancy)
 
-    def _load_now(self, tenure: _Tenure) -> Loaded | None:
+    def _load_now(self, occupancy: _SlotOccupancy) -> Loaded | None:
         """None where it was cancelled."""
         worker = self._worker
-        buffer = worker.slots.occupy(tenure.slot, tenure.expert, SLOT_DEADLINE_S)
-        tenure.occupied = True
-        start = worker.pace.begin_load(max(tenure.received, worker.freed[tenure.slot]))
+        buffer = worker.slots.occupy(occupancy.slot, occupancy.expert, SLOT_DEADLINE_S)
+        occupancy.occupied = True
+        start = worker.pace.begin_load(max(occupancy.received, worker.freed[occupancy.slot]))
         with worker.loading:
-            load = worker.checks.load(*tenure.expert, buffer, tenure.cancelled.is_set, tenure.form)
-            if not tenure.cancelled.is_set():
+            load = worker.checks.load(*occupancy.expert, buffer, occupancy.cancelled.is_set, occupancy.form)
+            if not occupancy.cancelled.is_set():
                 worker.loads += 1
                 worker.bytes_loaded += load.nbytes
-        tenure.ended = worker.pace.end_load(tenure.cancelled, worker.share(tenure.expert, tenure.form))
-        cancelled, seconds = tenure.cancelled.is_set(), tenure.ended - start
+        occupancy.ended = worker.pace.end_load(occupancy.cancelled, worker.share(occupancy.expert, occupancy.form))
+        cancelled, seconds = occupancy.cancelled.is_set(), occupancy.ended - start
         if self.spans.on:
-            self.spans.add("given up" if cancelled else "load", tenure.label, start, tenure.ended)
+            self.spans.add("given up" if cancelled else "load", occupancy.label, start, occupancy.ended)
         if cancelled:
             return None
         worker.checks.took(seconds, load)
-        return Loaded(tenure.load_id, load.nbytes, seconds, load.checked)
+        return Loaded(occupancy.load_id, load.nbytes, seconds, load.checked)
 
-    def _begin_waiting(self, tenure: _Tenure) -> None:
+    def _begin_waiting(self, occupancy: _SlotOccupancy) -> None:
         """The load is over: queue the computations that waited for it, or free the slot if it was cancelled."""
         failed: list[tuple[ODMoEError, Compute]] = []
         with self._slots:
-            tenure.loaded = True
-            cancelled = tenure.cancelled.is_set()
-            for message, received in tenure.waiting:  # under the lock: later ones must stay behind
+            occupancy.loaded = True
+            cancelled = occupancy.cancelled.is_set()
+            for message, received in occupancy.waiting:  # under the lock: later ones must stay behind
                 try:
-                    self._submit(tenure, message, received)
+                    self._submit(occupancy, message, received)
                 except ODMoEError as error:
                     failed.append((error, message))
-            tenure.waiting = []
+            occupancy.waiting = []
         if cancelled:
-            self._release(tenure)
+            self._release(occupancy)
         for fault, message in failed:
             self.report(fault, message)
 
-    def _run_compute(self, tenure: _Tenure) -> None:
+    def _run_compute(self, occupancy: _SlotOccupancy) -> None:
         """On the computing thread, or a lent one. Computes what is ready first, and with it what can be."""
         group: list[Compute] = []
         try:
             with self._slots:
-                if not tenure.ready:  # computed with an earlier one
+                if not occupancy.ready:  # computed with an earlier one
                     return
-                message, received = tenure.ready.popleft()
+                message, received = occupancy.ready.popleft()
                 group.append(message)
                 self._queued -= 1
-                tenure.computing = not tenure.cancelled.is_set()
-            if tenure.computing:
-                joined = self._joined(tenure, message)
+                occupancy.computing = not occupancy.cancelled.is_set()
+            if occupancy.computing:
+                joined = self._batch_with(occupancy, message)
                 group += [other for other, _ in joined]
                 received = joined[-1][1] if joined else received
-                self._compute_and_answer(tenure, group, received)
+                self._compute_and_answer(occupancy, group, received)
             if not self._more():
                 self.send_outputs()
         except BaseException as error:  # a lent thread may be interrupted here
-            self._finish(tenure, evict=False)
+            self._finish(occupancy, evict=False)
             for message in group:
                 self.report(error, message)
             if not isinstance(error, Exception):
                 raise
 
-    def _joined(self, tenure: _Tenure, first: Compute) -> list[tuple[Compute, float]]:
+    def _batch_with(self, occupancy: _SlotOccupancy, first: Compute) -> list[tuple[Compute, float]]:
         """The computations of other requests that are made together with the first. Not in emulated time, in which
         each lasts as long as by the profile."""
         worker = self._worker
-        if not tenure.ready or worker.pace.emulated:
+        if not occupancy.ready or worker.pace.is_emulated:
             return []
         try:
-            if not worker.is_rowwise(tenure.slot, tenure.expert.layer, tenure.form):
+            if not worker.is_rowwise(occupancy.slot, occupancy.expert.layer, occupancy.form):
                 return []
         except (RuntimeError, ValueError, LookupError, MemoryError):  # no memory to find out: each by itself
             return []
         room = SHARED_ROWS - _count(first)
         group: list[tuple[Compute, float]] = []
         with self._slots:
-            while tenure.ready and (room := room - _count(tenure.ready[0][0])) >= 0:
-                group.append(tenure.ready.popleft())
+            while occupancy.ready and (room := room - _count(occupancy.ready[0][0])) >= 0:
+                group.append(occupancy.ready.popleft())
             self._queued -= len(group)
         return group
 
@@ -436,61 +436,61 @@ class _Session(ComputeSession):
         """Another computation is ready, and the outputs so far may travel with its own. Not in emulated time, which
         counts each message, nor in one process, where none travels."""
         with self._slots:
-            return self._queued > 0 and not self._worker.pace.emulated and self._worker.lent is None
+            return self._queued > 0 and not self._worker.pace.is_emulated and self._worker.lent is None
 
-    def _compute_and_answer(self, tenure: _Tenure, messages: list[Compute], received: float) -> None:
+    def _compute_and_answer(self, occupancy: _SlotOccupancy, messages: list[Compute], received: float) -> None:
         """Takes each message from the list once it is answered. `received`: when the last of them came."""
         pace = self._worker.pace
-        start = pace.begin_compute(max(received, tenure.ended))
+        start = pace.begin_compute(max(received, occupancy.ended))
         try:
-            outputs = self._worker.compute_together(messages, tenure.form)
+            outputs = self._worker.compute_together(messages, occupancy.form)
         except Exception:
             if len(messages) == 1:
                 raise
-            self._compute_each(tenure, messages, received)  # one of them is wrong
+            self._compute_each(occupancy, messages, received)  # one of them is wrong
             return
-        end = pace.end_compute(sum(map(len, outputs)), self._worker.restorer.counts(tenure, tenure.form))
+        end = pace.end_compute(sum(map(len, outputs)), self._worker.restorer.counts(occupancy, occupancy.form))
         if self.spans.on:
-            self.spans.add("compute", tenure.label, start, end)
+            self.spans.add("compute", occupancy.label, start, end)
         evict = any(message.evict for message in messages)
-        self._finish(tenure, evict)
+        self._finish(occupancy, evict)
         for output in outputs:
             # A slot that came free is reported at once: its next load waits for that.
             more = (self._more() and not evict) if len(messages) == 1 else self._worker.lent is None
             self.send_output(messages[0], output, end - start, more)
             del messages[0]
 
-    def _compute_each(self, tenure: _Tenure, messages: list[Compute], received: float) -> None:
+    def _compute_each(self, occupancy: _SlotOccupancy, messages: list[Compute], received: float) -> None:
         while messages:
             with self._slots:
-                tenure.computing = not tenure.cancelled.is_set()
-            if not tenure.computing:
+                occupancy.computing = not occupancy.cancelled.is_set()
+            if not occupancy.computing:
                 return
             try:
-                self._compute_and_answer(tenure, messages[:1], received)
+                self._compute_and_answer(occupancy, messages[:1], received)
             except Exception as error:  # noqa: BLE001 - the others may be right
-                self._finish(tenure, evict=False)
+                self._finish(occupancy, evict=False)
                 self.report(error, messages[0])
             del messages[0]
 
-    def _finish(self, tenure: _Tenure, evict: bool) -> None:
+    def _finish(self, occupancy: _SlotOccupancy, evict: bool) -> None:
         """The computation has left the slot. Free it if it is to be evicted, or was evicted meanwhile."""
         with self._slots:
-            tenure.computing = False
-            if evict and self._tenures.get(tenure.slot) is tenure:
-                del self._tenures[tenure.slot]
-                tenure.cancelled.cancel(self._worker.pace.now())
-        if tenure.cancelled.is_set():
-            self._release(tenure)
+            occupancy.computing = False
+            if evict and self._occupancies.get(occupancy.slot) is occupancy:
+                del self._occupancies[occupancy.slot]
+                occupancy.cancelled.cancel(self._worker.pace.now())
+        if occupancy.cancelled.is_set():
+            self._release(occupancy)
 
-    def _release(self, tenure: _Tenure) -> None:
+    def _release(self, occupancy: _SlotOccupancy) -> None:
         with self._slots:
-            occupied, tenure.occupied = tenure.occupied, False
+            occupied, occupancy.occupied = occupancy.occupied, False
         if occupied:
-            self._free(tenure)
+            self._free(occupancy)
 
-    def _free(self, tenure: _Tenure) -> None:
-        now = self._worker.freed[tenure.slot] = self._worker.pace.now()
+    def _free(self, occupancy: _SlotOccupancy) -> None:
+        now = self._worker.freed[occupancy.slot] = self._worker.pace.now()
         if self.spans.on:
-            self.spans.add("evict", tenure.label, now, now)
-        self._worker.slots.release(tenure.slot)
+            self.spans.add("evict", occupancy.label, now, now)
+        self._worker.slots.release(occupancy.slot)

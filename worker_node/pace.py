@@ -12,7 +12,7 @@ class Pace(Protocol):
     """Times are seconds on one clock. Loads begin and end on one thread, computations on another, or the same."""
 
     @property
-    def emulated(self) -> bool:
+    def is_emulated(self) -> bool:
         """Whether times are a profile's."""
 
     @property
@@ -48,7 +48,7 @@ class Pace(Protocol):
 class RealPace:
     """Real time."""
 
-    emulated = False
+    is_emulated = False
     costs: tuple[float, float] | None = None
     restore_s = 0.0
 
@@ -77,7 +77,7 @@ class WorkerPace:
     ConfigError where the profile has no such times.
     """
 
-    emulated = True
+    is_emulated = True
 
     def __init__(self, emulation: Emulation, host: bool = False) -> None:
         profile = emulation.profile

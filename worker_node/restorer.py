@@ -17,7 +17,7 @@ from checkpoint.native.products import EncodedProducts, OutOfRangeError
 from checkpoint.store import ExpertStore
 from worker_node.module_cache import Module
 
-Tenure = tuple[int, int]
+Occupancy = tuple[int, int]
 """A slot, and how often it was occupied: as long as both are the same, so is the expert."""
 
 
@@ -44,9 +44,9 @@ class SingleRows:
         compute = self._computes.get((layer, torch.get_num_threads()))
         if compute is None or self._products is None:
             return None
-        return self._computed(self._products, compute, slot, layer, hidden, weights)
+        return self._compute_rows(self._products, compute, slot, layer, hidden, weights)
 
-    def _computed(
+    def _compute_rows(
         self,
         products: EncodedProducts,
         compute: Compute,
@@ -73,7 +73,7 @@ class SingleRows:
             self._computes[key] = None
         elif self._arithmetic.is_plain(layer, self._parameters.memory(layer)):
             compute = self._arithmetic.bind_products(layer, products.bind)
-            found = self._computed(products, compute, slot, layer, hidden, weights)
+            found = self._compute_rows(products, compute, slot, layer, hidden, weights)
             if found is not None:
                 same = torch.equal(found.view(torch.uint8), output.view(torch.uint8))
                 self._computes[key] = compute if same else None
@@ -104,8 +104,8 @@ class Restorer:
         self._single_rows = SingleRows(store.manifest, arithmetic, self._parameters)
         self._modules: dict[int, Module] = {}
         self._rowwise: dict[tuple[int, int], bool] = {}
-        self._last: tuple[Tenure, int, str] | None = None
-        """What was restored last, and is still in memory: tenure, layer and form."""
+        self._last: tuple[Occupancy, int, str] | None = None
+        """What was restored last, and is still in memory: occupancy, layer and form."""
         self._lock = threading.Lock()
         self._counted: object = None
 
@@ -113,12 +113,12 @@ class Restorer:
     def allocated_bytes(self) -> int:
         return self._parameters.allocated_bytes
 
-    def counts(self, tenure: object, form: str) -> bool:
+    def counts(self, occupancy: object, form: str) -> bool:
         """Whether restoring takes time in a computation that has ended: from a smaller form, and not if the same
-        tenure's expert was the last one to be counted."""
-        if not form or tenure is self._counted:
+        occupancy's expert was the last one to be counted."""
+        if not form or occupancy is self._counted:
             return False
-        self._counted = tenure
+        self._counted = occupancy
         return True
 
     def restores(self, layer: int, form: str) -> bool:
@@ -132,17 +132,17 @@ class Restorer:
         form: str,
         hidden: torch.Tensor,
         weights: torch.Tensor,
-        tenure: Tenure | None = None,
+        occupancy: Occupancy | None = None,
     ) -> torch.Tensor:
         """`hidden` [n, H] and `weights` [n] through the expert of `layer` in `slot` (in `form`): [n, H], on its device.
 
-        An expert that was restored last, in the same `tenure`, is not restored again.
+        An expert that was restored last, in the same `occupancy`, is not restored again.
         """
         with self._lock:
             single = not form and len(hidden) == 1 and self.restores(layer, form)
             if single and (output := self._single_rows.compute(slot, layer, hidden, weights)) is not None:
                 return output
-            output = self._restored(slot, layer, form, tenure)(hidden, weights)
+            output = self._restore(slot, layer, form, occupancy)(hidden, weights)
             if single:
                 self._single_rows.compare(slot, layer, hidden, weights, output)
             return output
@@ -152,17 +152,17 @@ class Restorer:
         with self._lock:
             key = layer, torch.get_num_threads()
             if key not in self._rowwise:
-                self._restored(slot, layer, form)
+                self._restore(slot, layer, form)
                 self._rowwise[key] = self._arithmetic.is_rowwise(layer, self._parameters.memory(layer))
             return self._rowwise[key]
 
     def restore(self, slot: torch.Tensor, layer: int, form: str) -> None:
         """Restore the expert of `layer` in `slot` (in `form`), and compute nothing."""
         with self._lock:
-            self._restored(slot, layer, form)
+            self._restore(slot, layer, form)
 
-    def _restored(self, slot: torch.Tensor, layer: int, form: str, tenure: Tenure | None = None) -> Module:
-        this = None if tenure is None else (tenure, layer, form)
+    def _restore(self, slot: torch.Tensor, layer: int, form: str, occupancy: Occupancy | None = None) -> Module:
+        this = None if occupancy is None else (occupancy, layer, form)
         if this is None or this != self._last:
             self._last = None  # it may fail half-way
             self._parameters.of(slot, layer, form)

@@ -120,7 +120,7 @@ class ComputeSession(Session):
     def came(self, message: Compute) -> None:
         """Rows have arrived. Raises ProtocolError where they are not those that were sent."""
         if self.spans.on:
-            self.spans.came(message)
+            self.spans.on_received(message)
         if message.checksum and tensor_checksum(message.hidden, message.weights) != message.checksum:
             raise ProtocolError(
                 f"the rows of call {message.call_id}, for expert {message.expert} of layer {message.layer}, were "
@@ -136,7 +136,7 @@ class ComputeSession(Session):
         checksum = 0 if self.in_process or not output.is_cpu else tensor_checksum(rows)
         answer = Computed(message.call_id, rows, seconds, checksum)
         if self.spans.on:
-            self.spans.sent(answer)
+            self.spans.on_sent(answer)
         with self._waiting:
             self._outputs.append(answer)
             wait = more and len(self._outputs) < MOST_TOGETHER and output.nbytes <= SMALL_BYTES

@@ -49,7 +49,7 @@ class Slots:
             self.resident_max = max(self.resident_max, sum(expert is not None for expert in self._content))
             return self.buffers[slot]
 
-    def tenure(self, slot: int) -> tuple[int, int] | None:
+    def occupancy(self, slot: int) -> tuple[int, int] | None:
         """The slot, and how often it was occupied: the same as long as an expert stays in it. None before the first."""
         return (slot, self._occupied[slot]) if self._occupied[slot] else None
 

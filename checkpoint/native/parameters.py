@@ -35,7 +35,7 @@ def restoring_bytes(manifest: Manifest, forms: Sequence[str], device: str, threa
 
 def _form_scratch_weights(manifest: Manifest, forms: Sequence[str], device: str) -> int:
     groups = [manifest.form(form).group for form in forms if form]
-    layers = [manifest.restored(layer) for layer in manifest.layers]
+    layers = [manifest.restored_layout(layer) for layer in manifest.layers]
     return Scratch.weights_for(layers, max(groups), device) if groups else 0
 
 
@@ -102,7 +102,7 @@ class ExpertParameters:
             # A view of another dtype that is made in inference mode could be written to in that mode only, and the next
             # thread that restores need not be in it.
             with torch.inference_mode(False):
-                self._views[layer] = self._manifest.restored(layer).views(self._full)
+                self._views[layer] = self._manifest.restored_layout(layer).views(self._full)
         return self._views[layer]
 
     def products(self) -> EncodedProducts | None:

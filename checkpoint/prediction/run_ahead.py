@@ -56,14 +56,14 @@ class RunAhead:
         self._kinds = getattr(model.config.get_text_config(), "layer_types", None) or ["?"] * len(self._blocks)
         for layer, (_, experts) in family.experts_modules(model).items():
             self._undo.append(
-                self._blocks[layer].register_forward_pre_hook(self._called(layer), with_kwargs=True).remove
+                self._blocks[layer].register_forward_pre_hook(self._make_call_hook(layer), with_kwargs=True).remove
             )
             self._wrap(experts, self._experts(layer, experts.forward))
             for part in _parts_before(self._blocks[layer], experts):
                 self._wrap(part, self._part(layer, part))
         for layer, block in enumerate(self._blocks):
             if layer not in gates.layers and layer < gates.layers[-1]:  # nothing runs ahead after the last gate
-                self._undo.append(block.register_forward_pre_hook(self._called(layer), with_kwargs=True).remove)
+                self._undo.append(block.register_forward_pre_hook(self._make_call_hook(layer), with_kwargs=True).remove)
         try:
             self._prove(model)
         except UnsupportedFamilyError:
@@ -79,7 +79,7 @@ class RunAhead:
         return next((other for other in self._gates.layers if other > layer), None)
 
     def scores(self, layer: int, given: torch.Tensor) -> torch.Tensor | None:
-        """Scores [1, E] of the next MoE layer's gate, as by `Gates.ranked`, if `layer`'s experts output `given` [1, H].
+        """`Gates.ranked_scores` [1, E] of the next MoE layer's gate, if `layer`'s experts output `given` [1, H].
 
         Call it from within these experts. None after the last MoE layer, for a pass of several tokens, or if a layer
         before the next gate has attention of another kind, whose arguments are not known yet in this pass.
@@ -103,7 +103,7 @@ class RunAhead:
                     hidden = self._blocks[at](*args, **kwargs)
                     hidden = hidden[0] if isinstance(hidden, tuple) else hidden
         except _ReachedError:
-            return self._gates.ranked(until, outputs)
+            return self._gates.ranked_scores(until, outputs)
         finally:
             self._ahead = None
         return None
@@ -130,7 +130,7 @@ class RunAhead:
         vars(module)["forward"] = forward
         self._undo.append(lambda: vars(module).pop("forward", None))
 
-    def _called(self, layer: int) -> Callable[..., None]:
+    def _make_call_hook(self, layer: int) -> Callable[..., None]:
         def hook(_module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             if self._ahead is not None:
                 return
@@ -188,7 +188,7 @@ class RunAhead:
 
         def experts(layer: int, hidden: torch.Tensor) -> torch.Tensor:
             if layer in foretold:
-                (right if torch.equal(foretold.pop(layer), self._gates.ranked(layer)) else wrong).add(layer)
+                (right if torch.equal(foretold.pop(layer), self._gates.ranked_scores(layer)) else wrong).add(layer)
             given = hidden.roll(1, -1) * 0.5
             until, scores = self.next_layer(layer), self.scores(layer, given)
             if until is not None and scores is not None:
@@ -199,15 +199,17 @@ class RunAhead:
             plain, plain_cache = self._trial_pass(model, lambda _, hidden: hidden.roll(1, -1) * 0.5)
             output, cache = self._trial_pass(model, experts)
         except (TypeError, RuntimeError, AttributeError, KeyError, IndexError, ValueError) as error:
-            raise self._refused(f"its layers cannot be run ahead: {error!r}") from error
+            raise self._unsupported_error(f"its layers cannot be run ahead: {error!r}") from error
         finally:
             self._trial, self._cache = None, own
         if wrong:
-            raise self._refused(f"the gates of layers {sorted(wrong)} are not told by their block's output alone")
+            raise self._unsupported_error(
+                f"the gates of layers {sorted(wrong)} are not told by their block's output alone"
+            )
         if not torch.equal(plain, output) or not _same(plain_cache, cache):
-            raise self._refused("its answer changes where layers are run ahead")
+            raise self._unsupported_error("its answer changes where layers are run ahead")
         if not right:
-            raise self._refused("no layer's arguments are known before its turn")
+            raise self._unsupported_error("no layer's arguments are known before its turn")
 
     def _trial_pass(self, model: Any, experts: Callable[[int, torch.Tensor], torch.Tensor]) -> tuple[torch.Tensor, Any]:
         cache = family.new_cache(model.config)
@@ -221,7 +223,7 @@ class RunAhead:
                 logits.append(model(input_ids=ids, past_key_values=cache, use_cache=True).logits[0, -1])
         return torch.stack(logits), cache
 
-    def _refused(self, why: str) -> UnsupportedFamilyError:
+    def _unsupported_error(self, why: str) -> UnsupportedFamilyError:
         return UnsupportedFamilyError(
             f"{self._config.model_type}: what the next gate will say cannot be computed ahead, since {why}; take a "
             "system with another predictor (next-gate, cross-layer, sep)"
@@ -266,14 +268,14 @@ def _shallow(value: Any) -> Any:
     copied = object.__new__(type(value))
     for name, held in vars(value).items():
         if isinstance(held, dict):
-            held = {key: _cloned(one) for key, one in held.items()}
+            held = {key: _clone(one) for key, one in held.items()}
         elif isinstance(held, list):
-            held = [_cloned(one) for one in held]
+            held = [_clone(one) for one in held]
         vars(copied)[name] = held
     return copied
 
 
-def _cloned(value: Any) -> Any:
+def _clone(value: Any) -> Any:
     return value.clone() if isinstance(value, torch.Tensor) else value
 
 

@@ -87,7 +87,7 @@ def _threads(store: ExpertStore) -> int:
 def _memory_of(store: ExpertStore) -> int:
     """Bytes that quantising one expert takes: the expert, its form, the largest weight in float32 and as numbers."""
     manifest = store.manifest
-    layers = [manifest.restored(layer) for layer in manifest.layers]
+    layers = [manifest.restored_layout(layer) for layer in manifest.layers]
     largest = max((math.prod(s.shape) for layer in layers for s in layer.tensors), default=0)
     return 2 * manifest.restored_bytes + 5 * largest + restoring_bytes(manifest, ("",), "cpu", 1)
 
@@ -103,7 +103,7 @@ class _Layers:
         self._report = report
         self._journal = folder / "journal"
         manifest = store.manifest
-        self._planned = {number: planned_form(manifest.restored(number), form) for number in manifest.layers}
+        self._planned = {number: planned_form(manifest.restored_layout(number), form) for number in manifest.layers}
         self._total = sum(len(layer.blobs) for layer in manifest.layers.values())
         self._done = 0
         self._found: dict[int, LayerSpec] = {}
@@ -179,7 +179,7 @@ class _Layers:
         layer = manifest.layers[number]
         blob = _expert(source, layer, number, expert, aligned_buffer(layer.blob_bytes))
         parameters = ExpertParameters(manifest, threads=1).of(blob, number)  # experts are made concurrently
-        return quantise(parameters, manifest.restored(number), self._form)
+        return quantise(parameters, manifest.restored_layout(number), self._form)
 
     def _note(self, entry: dict[str, Any]) -> None:
         with self._journal.open("a") as stream:

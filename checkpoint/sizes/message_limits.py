@@ -23,7 +23,9 @@ def message_limits(store: ExpertStore) -> ModelLimits:
         vocabulary=getattr(text, "vocab_size", None) or 0,
         hidden=hidden,
         widths={
-            layer: frozenset({hidden, *(size for tensor in manifest.restored(layer).tensors for size in tensor.shape)})
+            layer: frozenset(
+                {hidden, *(size for tensor in manifest.restored_layout(layer).tensors for size in tensor.shape)}
+            )
             for layer in manifest.layers
         },
         depth=max(getattr(text, "num_hidden_layers", None) or 0, max(manifest.moe_layers) + 1),

@@ -252,7 +252,7 @@ class Deadlines:
 
     def _look_at_shadow(self, passed_s: float) -> DeadlineError | None:
         """Returns an error where it has been silent for too long."""
-        owed = sum(stats.unmatched for stats in self._engine.core.stats.values())
+        owed = sum(stats.unmatched_count for stats in self._engine.core.stats.values())
         if not owed:
             return None
         self._owed_s += passed_s

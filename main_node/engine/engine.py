@@ -126,7 +126,7 @@ class Engine:
         if call is None:
             return
         if self.spans.on:
-            self.spans.came(message)
+            self.spans.on_received(message)
         self.pace.on_answered(call.visit.request)
         audit: t.AuditRequested | None = None
         layer = self._layers.get(call.visit)
@@ -148,7 +148,7 @@ class Engine:
             if self.reach.takes_draft(message.request, message.step):
                 self._on_draft(message)
             return
-        predicted = prediction_of(message, self.core.shape, self.spans.came)
+        predicted = prediction_of(message, self.core.shape, self.spans.on_received)
         if self.reach.takes(predicted):
             self.post(predicted)
 
@@ -240,7 +240,7 @@ class Engine:
         passes = layer.passes_of(command) if layer is not None else self.checks.passes_of(command)
         message = compute_message(command, rows, self.peers.travels(command.worker), passes)
         if self.spans.on:
-            self.spans.sent(message)
+            self.spans.on_sent(message)
         self.peers.ask(command.call_id, command, message)
 
     def not_sent(self, message: w.Message, error: ProtocolError) -> None:
@@ -381,7 +381,7 @@ class Engine:
 
     def _unpredicted(self, number: int) -> int:
         """Layers of a request that the shadow owes."""
-        return self.core.stats[number].unmatched if self.peers.shadow is not None else 0
+        return self.core.stats[number].unmatched_count if self.peers.shadow is not None else 0
 
     def trace(self, deadline_s: float = 30.0) -> list[Span]:
         """What every node has done since it was last asked, on this node's clock. Empty unless Hello said `trace`."""

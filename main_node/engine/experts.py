@@ -43,7 +43,7 @@ class RemoteExperts:
         if in_coroutine():  # then the step lends its thread
             self._run(visit, layer)
         else:
-            with self._engine.lent.lent():
+            with self._engine.lent.lend():
                 self._run(visit, layer)
         return layer.combine()
 

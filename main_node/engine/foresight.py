@@ -45,7 +45,7 @@ class GateForesight:
 
     def ahead(self, visit: t.Visit, hidden: torch.Tensor, partial: Partial) -> list[t.Foreseen]:
         return [
-            t.Foreseen(visit.request, visit.position, layer, _rows(self._gates.expected(layer, hidden)))
+            t.Foreseen(visit.request, visit.position, layer, _rows(self._gates.ranked_at(layer, hidden)))
             for layer in self._next[visit.layer]
         ]
 
@@ -108,7 +108,7 @@ class TokenForesight:
     def _learn(self, visit: t.Visit) -> None:
         position, row = self._before.get(visit.layer, (-1, None))
         if row is not None and position == visit.position:
-            wanted = targets(self._gates.ranked(visit.layer), self._top_k)
+            wanted = targets(self._gates.ranked_scores(visit.layer), self._top_k)
             self.predictor.learn(visit.layer, row, wanted, self._rate)
 
 

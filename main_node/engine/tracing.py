@@ -74,7 +74,7 @@ class MainSpans(NodeSpans):
 
     def sent_to_shadow(self, message: w.Message) -> None:
         if isinstance(message, w.Align):
-            self.sent(message)
+            self.on_sent(message)
 
     def add_stall(self, seconds: float) -> None:
         """The main node has waited `seconds` for a load, until now."""

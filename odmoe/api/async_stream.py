@@ -100,7 +100,7 @@ class _Reader:
     def _run(self) -> None:
         outcome: BaseException | None = None
         try:
-            with self._opened() as stream:
+            with self._open() as stream:
                 for chunk in stream:
                     self._wait_for_room()
                     self._tell(self._inbox.put_nowait, chunk)
@@ -110,7 +110,7 @@ class _Reader:
         self._tell(self._inbox.put_nowait, outcome)
         self._tell(self._ended.set)
 
-    def _opened(self) -> Stream:
+    def _open(self) -> Stream:
         stream = self._begin()
         with self._lock:
             self._stream = stream

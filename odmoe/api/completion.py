@@ -146,11 +146,11 @@ class Stream(Closing, Iterator[Chunk]):
         with named_as_keywords():
             text, step = next(self._answer)
         if step.prompt_logprobs is not None:
-            self._prompt_logprobs = [one and self._named(one) for one in step.prompt_logprobs]
+            self._prompt_logprobs = [one and self._with_texts(one) for one in step.prompt_logprobs]
         token = cast(int, step.token_id)  # a piece has one
-        return Chunk(text, token, self._named(step.logprobs) if step.logprobs else None)
+        return Chunk(text, token, self._with_texts(step.logprobs) if step.logprobs else None)
 
-    def _named(self, of: TokenLogprobs) -> Logprob:
+    def _with_texts(self, of: TokenLogprobs) -> Logprob:
         """With the tokens' texts."""
         top = tuple(Alternative(self._text_of(token), logprob, token) for token, logprob in of.top)
         return Logprob(self._text_of(of.token_id), of.logprob, of.token_id, top)

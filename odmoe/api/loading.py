@@ -43,10 +43,10 @@ def load(
     Raises ConfigError, CheckpointError, StoreError, ClusterError.
     """
     with named_as_keywords():
-        return _loaded(settings_of(model, cluster, {**settings}), progress)
+        return _load_model(settings_of(model, cluster, {**settings}), progress)
 
 
-def _loaded(settings: Settings, progress: bool) -> Model:
+def _load_model(settings: Settings, progress: bool) -> Model:
     prepare_imports()
     from odmoe.api.model import start_model
     from odmoe.api.records import write_records
@@ -58,7 +58,7 @@ def _loaded(settings: Settings, progress: bool) -> Model:
         held = undo.enter_context(ExitStack())
         if settings.cluster == "embedded":
             usual = settings.threads_a_node
-            threads = held.enter_context(SHARED_THREADS.held(settings.threads, usual))
+            threads = held.enter_context(SHARED_THREADS.hold(settings.threads, usual))
             settings = settings if threads == usual else settings.replace(threads=threads)
         model = undo.enter_context(start_model(settings, Terminal(quiet=not progress)))
         model.after_end.push(held.pop_all())

@@ -176,7 +176,7 @@ def open_model(settings: Settings, terminal: Terminal) -> OpenedModel:
         )
     check_fits(settings, store)
     with terminal.status() as say:
-        return _opened(settings, store, say)
+        return _open_model(settings, store, say)
 
 
 def start_model(
@@ -203,12 +203,12 @@ def join_model(settings: Settings, terminal: Terminal) -> Model:
 
     with ExitStack() as undo, terminal.status() as say:
         cluster = undo.enter_context(closing(start_cluster(settings, None, say)))
-        opened = _opened(settings, open_verified(str(cluster.store())), say)
+        opened = _open_model(settings, open_verified(str(cluster.store())), say)
         undo.pop_all()
         return Model(opened, cluster)
 
 
-def _opened(settings: Settings, store: ExpertStore, say: Say) -> OpenedModel:
+def _open_model(settings: Settings, store: ExpertStore, say: Say) -> OpenedModel:
     say("reading the tokenizer")
     from main_node.shape import limited, model_shape
     from odmoe.text import load_tokenizer

@@ -104,11 +104,11 @@ def model_of(
     plain = without_quantisation(fields)
     if quantisation_settings(fields) and dtype is None and not names_dtype(fields):
         dtype = "bfloat16"  # as published models are computed
-    found = configured_size(plain, dtype, context, label) or _counted(plain, dtype, context, label, aligned)
+    found = configured_size(plain, dtype, context, label) or _count_sizes(plain, dtype, context, label, aligned)
     return found if experts == "dequantised" else with_native_experts(found, fields)
 
 
-def _counted(fields: dict[str, Any], dtype: str | None, context: int, label: str, aligned: bool) -> ModelSize:
+def _count_sizes(fields: dict[str, Any], dtype: str | None, context: int, label: str, aligned: bool) -> ModelSize:
     from checkpoint import kv
     from checkpoint.family import config_from_dict, parse_dtype, stored_dtype
     from checkpoint.sizes.model_size import count

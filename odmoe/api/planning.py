@@ -16,7 +16,7 @@ from odmoe.settings.bounds import check_slots
 from odmoe.settings.plan_settings import CONTEXT, PlanSettings
 from odmoe.simulation_pool import simulation_pool
 from scheduler.errors import ConfigError
-from scheduler.planning.assumptions import assumed
+from scheduler.planning.assumptions import list_assumptions
 from scheduler.planning.plan import Estimate, Plan, make_estimate, make_plan
 from scheduler.planning.scaling import Change, Each, Hardware, Policy, Setup, Together, best, workers_needed
 from scheduler.policies.system_config import SystemConfig
@@ -199,7 +199,7 @@ def report_of(found: Plan) -> PlanReport:
         slots=found.slots,
         tried=[Tried(group, slots, rate) for (group, slots), rate in found.tried.items()],
         shadow=policy.shadow,
-        recall=policy.expected if policy.shadow != "none" else None,
+        recall=policy.expected_recall if policy.shadow != "none" else None,
         prefill=policy.chosen.prefill,
         decode_tokens_per_s=found.tokens_per_s,
         decode_tokens_per_s_by_fit=list(found.fits),
@@ -214,7 +214,7 @@ def report_of(found: Plan) -> PlanReport:
         context=found.setup.model.context,
         helps_most=best(found.changes),
         changes=list(found.changes),
-        assumed=assumed(found.profile, found.setup.hardware, policy),
+        assumed=list_assumptions(found.profile, found.setup.hardware, policy),
     )
 
 

@@ -110,7 +110,7 @@ def measure_disk(store: ExpertStore, step: Step) -> Loads:
             os.posix_fadvise(stream.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
     loader = DiskLoader(store)
     try:
-        return _timed(loader, store, aligned_buffer(store.manifest.blob_bytes), step)
+        return _time_loads(loader, store, aligned_buffer(store.manifest.blob_bytes), step)
     except OSError as error:
         raise LaunchError(f"{store.path} cannot be read: {error.strerror or error}") from error
     finally:
@@ -125,12 +125,12 @@ def measure_device(store: ExpertStore, step: Step) -> Loads:
     try:
         slot = torch.zeros(store.manifest.blob_bytes, dtype=torch.uint8, device=loader.device)
         loader.prepare([slot])
-        return _timed(loader, store, slot, step)
+        return _time_loads(loader, store, slot, step)
     finally:
         loader.close()
 
 
-def _timed(loader: Loader, store: ExpertStore, into: torch.Tensor, step: Step) -> Loads:
+def _time_loads(loader: Loader, store: ExpertStore, into: torch.Tensor, step: Step) -> Loads:
     experts = [(layer, n) for layer, spec in store.manifest.layers.items() for n in range(len(spec.blobs))]
     rates: list[float] = []
     began = time.monotonic()

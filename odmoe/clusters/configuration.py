@@ -18,7 +18,7 @@ from odmoe.clusters.memory.slots import slot_memory
 from odmoe.settings.declarations import CUDA
 from odmoe.settings.settings import Settings
 from odmoe.settings.units import AUTO_SLOTS, parse_memory
-from odmoe.terminal import counted, megabytes
+from odmoe.terminal import count_text, megabytes
 from scheduler.errors import CheckpointError, ConfigError, LaunchError
 from scheduler.policies.precision import FULL
 from scheduler.policies.registry import caches, forms_of, is_read, keeps_all, needs_host, residency_of
@@ -170,15 +170,15 @@ def _expert_memory(settings: Settings, store: ExpertStore) -> str | None:
     budget = budget_of(settings, store)
     if budget is None:
         return settings.device_memory
-    if budget.left < 1:
+    if budget.bytes_left < 1:
         slot = max(_form_bytes(store, form) for form in forms_of(settings.system_config))
         raise ConfigError(_nothing_left(budget, settings, slot * settings.workers))
-    return str(budget.left)
+    return str(budget.bytes_left)
 
 
 def _nothing_left(budget: MemoryBudget, settings: Settings, needed: int) -> str:
     """`needed`: bytes of a slot for each worker, and of restoring experts where the store has the forms."""
-    experts = {f"one expert for each of {counted(settings.workers, 'worker')}": needed}
+    experts = {f"one expert for each of {count_text(settings.workers, 'worker')}": needed}
     least = sum(budget.shares.values()) + needed
     return (
         f"--memory {settings.memory} is {megabytes(budget.total)}, and the nodes need {megabytes(least)}: "
@@ -203,7 +203,7 @@ def _form_bytes(store: ExpertStore, form: str) -> int:
     """The size of a slot for a form that the store may not have yet."""
     if form in ("", *store.manifest.forms):
         return store.manifest.form_bytes(form)
-    return max(planned_form(store.manifest.restored(layer), form).blob_bytes for layer in store.manifest.layers)
+    return max(planned_form(store.manifest.restored_layout(layer), form).blob_bytes for layer in store.manifest.layers)
 
 
 def _full_slots(settings: Settings, store: ExpertStore, slots: int) -> int:
@@ -298,7 +298,7 @@ def _slots_in(memory: str, settings: Settings, store: ExpertStore, forms: tuple[
         percent = -(-100 * least // _whole(store))
         share = _is_share(memory) and percent <= 100
         raise ConfigError(
-            f"--device-memory {memory} is {size} bytes for {counted(settings.workers, 'worker')}, but a worker with "
+            f"--device-memory {memory} is {size} bytes for {count_text(settings.workers, 'worker')}, but a worker with "
             f"one expert needs {each + beside}{f', {beside} of them to restore it' if beside else ''}; "
             f"give at least {f'{percent}% ({megabytes(least)})' if share else f'{least} bytes'}{hint}"
         )

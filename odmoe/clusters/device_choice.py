@@ -62,7 +62,9 @@ def role_bytes(store: ExpertStore, role: str, scheme: str) -> int:
     dense = _dense_elements(store)
     if role == "main":
         return dense * itemsize
-    experts = sum(len(spec.blobs) * manifest.restored(layer).blob_bytes for layer, spec in manifest.layers.items())
+    experts = sum(
+        len(spec.blobs) * manifest.restored_layout(layer).blob_bytes for layer, spec in manifest.layers.items()
+    )
     return int(experts // itemsize * SHADOW_BYTES[scheme]) + 2 * dense
 
 

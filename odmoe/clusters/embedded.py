@@ -33,7 +33,7 @@ from odmoe.clusters.nodes import (
 )
 from odmoe.clusters.process import prepare_libraries
 from odmoe.settings.settings import Settings
-from odmoe.terminal import counted
+from odmoe.terminal import count_text
 from scheduler.trace import Span
 from wire import inprocess
 from wire.base import Channel, Handler, Node
@@ -55,7 +55,7 @@ class EmbeddedCluster:
         chosen = choose_devices(settings, store)
         where = choice_text(settings, chosen)
         self._settings = settings = chosen
-        say(f"loading the main model and {counted(settings.workers, 'worker')}{where}")
+        say(f"loading the main model and {count_text(settings.workers, 'worker')}{where}")
         emulation = self._emulation = emulation_of(settings)
         self._recorder = make_recorder(settings, store, configuration)
         engine = make_engine(settings, store, configuration, emulation, self._recorder)

@@ -26,8 +26,8 @@ def check_host_place(settings: Settings, profile: Profile | None) -> bool:
         return False
     if profile.host_s is not None if profile is not None else settings.loader_used == "cuda":
         return True
-    if settings.given("placement") or needs_host(settings.system_config):
-        flag = f"--placement {placement}" if settings.given("placement") else f"--system {settings.system}"
+    if settings.is_given("placement") or needs_host(settings.system_config):
+        flag = f"--placement {placement}" if settings.is_given("placement") else f"--system {settings.system}"
         raise ConfigError(
             f"{flag} needs a host that computes beside the device; use --loader cuda if "
             "there is a GPU, or a --profile with times for the host (rtx3090-pcie3)"

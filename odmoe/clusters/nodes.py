@@ -40,7 +40,7 @@ from shadow_node.pace import ShadowPace
 from wire.base import Node
 from wire.lent_threads import LentThreads
 from wire.messages import PROTOCOL_VERSION, Hello
-from worker_node.form_choice import FormChoice, choose_forms, emulated_costs, settled
+from worker_node.form_choice import FormChoice, choose_forms, emulated_costs, settle_forms
 from worker_node.loaders.base import Loader
 from worker_node.loaders.make import make_loader
 from worker_node.node import Worker
@@ -66,10 +66,10 @@ def timed_connect(emulation: Emulation | None, engine: Engine) -> Callable[[Conn
     owed = emulation.agenda.expected = ExpectedPredictions(emulation.profile)
     way = MainStreamEnd(MainLinks(emulation.profile, emulation.duplex), owed)
 
-    def timed(to: Connect) -> Connect:
+    def connect_timed(to: Connect) -> Connect:
         return lambda handler: TimedChannel(to(TimedHandler(handler, way, emulation)), way, emulation)
 
-    return timed
+    return connect_timed
 
 
 def make_engine(
@@ -132,7 +132,7 @@ def make_worker(
         if emulation is None:
             found = choose_forms(store, arithmetic, loader_of, found, resources.full_slots, settings.threads_a_node)
         else:
-            found = settled(found, resources.full_slots, emulated_costs(emulation.profile, store, resources.forms))
+            found = settle_forms(found, resources.full_slots, emulated_costs(emulation.profile, store, resources.forms))
     loader = loader_of(found.forms)
     threads = WorkerThreads(lent, settings.threads_a_node)
     worker = Worker(f"worker {number}", store, arithmetic, loader, found, threads, settings.check_loads)

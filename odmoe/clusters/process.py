@@ -162,7 +162,7 @@ def _resolve_vector_math() -> None:
 
 
 @contextlib.contextmanager
-def undisturbed() -> Iterator[None]:
+def ignore_signals() -> Iterator[None]:
     """Ignore Ctrl-C and SIGTERM inside the block. In other threads than the main one, which gets all signals, this does
     nothing."""
     if threading.current_thread() is not threading.main_thread():

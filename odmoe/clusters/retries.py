@@ -14,7 +14,7 @@ from contextlib import closing
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from odmoe.terminal import counted
+from odmoe.terminal import count_text
 from scheduler.errors import AnswerChangedError, LinkError, MainNodeLostError, RequestError
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ class RetriedAnswer:
         """As `Cluster.generate`. Raises what iterating over its answer raises, MainNodeLostError only when no retry is
         left, and AnswerChangedError for another token than before."""
         if self._retries and "sampling" in how:
-            how["sampling"] = _seeded(how["sampling"])
+            how["sampling"] = _with_seed(how["sampling"])
         for retry in range(self._retries + 1):
             try:
                 yield from self._once(prompt, max_new_tokens, how)
@@ -68,7 +68,8 @@ class RetriedAnswer:
                 if retry == self._retries:
                     raise
                 self._notify(
-                    f"main node lost after {counted(len(self._tokens), 'token')}; retry {retry + 1} of {self._retries}"
+                    f"main node lost after {count_text(len(self._tokens), 'token')}; "
+                    f"retry {retry + 1} of {self._retries}"
                 )
                 self._wait_until_back(error)
 
@@ -111,6 +112,6 @@ class RetriedAnswer:
                 raise RequestError("interrupted")
 
 
-def _seeded(sampling: Sampling) -> Sampling:
+def _with_seed(sampling: Sampling) -> Sampling:
     """With a seed where tokens are drawn: every main node would choose another one."""
     return replace(sampling, seed=secrets.randbits(32)) if sampling.drawn and sampling.seed is None else sampling

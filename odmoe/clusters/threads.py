@@ -18,7 +18,7 @@ class SharedThreads:
         self._count = self._before = 0
 
     @contextlib.contextmanager
-    def held(self, given: int | None, usual: int) -> Iterator[int]:
+    def hold(self, given: int | None, usual: int) -> Iterator[int]:
         """The number to compute with, for as long as the block lasts; then torch has as many again as before the first
         of them. `given`: the number that was asked for. `usual`: where none was, and no model is open.
 

@@ -41,7 +41,7 @@ _log = logging.getLogger(__name__)
 class StreamEnd:
     """A node's end of its stream. Messages take no time here, because the main node's end models the links."""
 
-    def sent(self, message: Message, at: float) -> float:
+    def on_sent(self, message: Message, at: float) -> float:
         """A message leaves at `at`. Returns its arrival, without the time that the other end adds."""
         return at
 
@@ -49,10 +49,10 @@ class StreamEnd:
         """A message is due at `at` according to its sender. Returns its arrival."""
         return at
 
-    def received(self, message: Message, at: float) -> None:
+    def on_received(self, message: Message, at: float) -> None:
         """A message has arrived, perhaps before it is due at `at`."""
 
-    def closed(self) -> None:
+    def on_closed(self) -> None:
         """The stream has ended."""
 
 
@@ -67,34 +67,34 @@ class MainStreamEnd(StreamEnd):
         self._links = links
         self._expected = expected
 
-    def sent(self, message: Message, at: float) -> float:
+    def on_sent(self, message: Message, at: float) -> float:
         if isinstance(message, Compute):
-            return self._links.sent(at, message.hidden.shape[0])
+            return self._links.send_rows(at, message.hidden.shape[0])
         if isinstance(message, Align):
             rows = sum(tensor.shape[2] for tensor in message.kv if len(tensor.shape) == 4) / 2
-            at = self._links.aligned(at, rows)
+            at = self._links.send_alignment(at, rows)
             if not message.more:
-                self._expected.announced(message.request, message.step, at)
+                self._expected.on_announced(message.request, message.step, at)
         elif isinstance(message, OpenRequest):
-            self._expected.opened(message.request)
+            self._expected.on_opened(message.request)
         elif isinstance(message, CloseRequest):
-            self._expected.closed(message.request)
+            self._expected.on_closed(message.request)
         return at
 
     def arrives(self, message: Message, at: float) -> float:
         if isinstance(message, Computed):
-            return self._links.answered(at, message.output.shape[0])
+            return self._links.send_outputs(at, message.output.shape[0])
         if isinstance(message, Prediction | Draft):
-            return self._links.predicted(at)
+            return self._links.send_prediction(at)
         return at
 
-    def received(self, message: Message, at: float) -> None:
+    def on_received(self, message: Message, at: float) -> None:
         if isinstance(message, Prediction | Draft):
-            self._expected.progressed(message.request, None, at)
+            self._expected.on_progress(message.request, None, at)
         elif isinstance(message, ShadowProgress):
-            self._expected.progressed(message.request, message.step if message.idle else None, at)
+            self._expected.on_progress(message.request, message.step if message.idle else None, at)
 
-    def closed(self) -> None:
+    def on_closed(self) -> None:
         self._expected.give_up()
 
 
@@ -122,7 +122,7 @@ class TimedChannel:
     def send(self, *messages: Message) -> None:
         """Raises what the inner stream raises."""
         for message in messages:
-            due = self._end.sent(message, self._emulation.now())
+            due = self._end.on_sent(message, self._emulation.now())
             self._inner.send(Stamped(due, self._emulation.clock(), _machine(), message))
 
     def close(self) -> None:
@@ -156,7 +156,7 @@ class TimedHandler:
         content = message.message
         with self._lock:  # in one process, several threads of a node may send
             self._queued = queued = max(self._queued, at)
-        self._end.received(content, at)
+        self._end.on_received(content, at)
         self._emulation.agenda.at(queued, lambda: self._arrive(content, at), at)
         self._emulation.agenda.notify()
 
@@ -189,7 +189,7 @@ class TimedHandler:
     def on_close(self, error: ODMoEError | None) -> None:
         """Close the inner handler after all messages in flight."""
         now = self._emulation.clock()
-        self._end.closed()
+        self._end.on_closed()
         self._emulation.agenda.at(max(self._queued, now), lambda: self._close_after_messages(error, now))
 
     def _close_after_messages(self, error: ODMoEError | None, now: float) -> None:

@@ -12,7 +12,7 @@ import typer
 
 from odmoe.clusters.process import prepare_libraries, prepare_process
 from odmoe.commands.shared.options import Debug, Json, Quiet
-from odmoe.settings.table import shown
+from odmoe.settings.table import value_text
 from odmoe.settings.units import parse_address, parse_bytes
 from odmoe.terminal import Terminal
 from scheduler.errors import ConfigError
@@ -103,7 +103,7 @@ def _size(text: str) -> int:
     except ValueError:
         pages = 0
     if not 1 <= pages <= 1 << 18:
-        raise ConfigError(f"--expert-bytes is {shown(text)}; allowed: 4KiB to 1GiB")
+        raise ConfigError(f"--expert-bytes is {value_text(text)}; allowed: 4KiB to 1GiB")
     return pages * PAGE
 
 

@@ -30,7 +30,7 @@ from odmoe.settings.settings import Settings
 from odmoe.settings.sources import effective
 from odmoe.settings.system_settings import system_name
 from odmoe.settings.table import flag
-from odmoe.terminal import Output, Terminal, counted
+from odmoe.terminal import Output, Terminal, count_text
 from scheduler.errors import ODMoEError, PromptError, PromptsFailedError, RequestError
 
 if TYPE_CHECKING:
@@ -125,7 +125,7 @@ class Job:
         from odmoe.clusters.configuration import budget_of  # imports torch, which the model has done by now
 
         budget = budget_of(self.served, self.model.opened.store)
-        return None if budget is None else {"total": budget.total, **budget.shares, "experts": budget.left}
+        return None if budget is None else {"total": budget.total, **budget.shares, "experts": budget.bytes_left}
 
 
 def run_generate(
@@ -218,7 +218,7 @@ def progress_of(tokens: int, served: Settings) -> str:
     """What is shown of an answer after so many tokens. Where the nodes start with the command, the second token waits
     for the shadow."""
     waits = tokens == 1 and served.has_shadow and not served.uses_existing_ray
-    return f"answering: {counted(tokens, 'token')}" + "; decoding begins when the shadow is ready" * waits
+    return f"answering: {count_text(tokens, 'token')}" + "; decoding begins when the shadow is ready" * waits
 
 
 def _answer_all(job: Job, prompts: list[list[int]], texts: list[str], output: Output, terminal: Terminal) -> None:
@@ -282,7 +282,7 @@ class Batch:
         if self._stopped.is_set():
             raise RequestError("interrupted")
         done = sum(one.done() for one in self._running)
-        self._say(f"{done} of {counted(len(self._running), 'answer')}, {counted(next(self._tokens), 'token')}")
+        self._say(f"{done} of {count_text(len(self._running), 'answer')}, {count_text(next(self._tokens), 'token')}")
 
     def close(self) -> None:
         """Give up every answer that is not done."""

@@ -15,7 +15,7 @@ import typer
 from odmoe.commands.shared.options import Json, LibrariesDebug, ResultOnly
 from odmoe.settings.declarations import DTYPES, EXPERTS
 from odmoe.settings.settings import Settings
-from odmoe.settings.table import declared
+from odmoe.settings.table import declaration_of
 from odmoe.terminal import Output, Terminal
 from scheduler.errors import ConfigError
 
@@ -49,7 +49,9 @@ def shard(
     experts: Annotated[
         str | None,
         typer.Option(
-            help=f"{declared(Settings, 'experts').about}: {', '.join(EXPERTS)}", show_default=False, metavar="TEXT"
+            help=f"{declaration_of(Settings, 'experts').about}: {', '.join(EXPERTS)}",
+            show_default=False,
+            metavar="TEXT",
         ),
     ] = None,
     forms: Annotated[
@@ -104,7 +106,7 @@ def run_shard(
     prepare_process(output.debug)
     terminal = Terminal(output.quiet, output.debug)
     with terminal.progress("opening the model") as progress:
-        with _timed() as writing:
+        with _stopwatch() as writing:
             source, target = open_source(find_model(model)), Path(os.path.expanduser(store))
             if not has_vocabulary(source.path):
                 terminal.notify(
@@ -112,7 +114,7 @@ def run_shard(
                     "refuse its store; add the tokenizer files that the model was published with, and shard it again"
                 )
             made = make_or_open(source, target, dtype, progress, experts=experts)
-        facts = _finished(made, forms, verify, progress)
+        facts = _finish(made, forms, verify, progress)
     if made.written:
         facts |= {"layers_resumed": made.resumed, "written_s": round(writing(), 2)}
     if output.json:
@@ -125,7 +127,7 @@ def run_shard(
         )
 
 
-def _finished(made: Made, forms: Sequence[str], verify: bool, progress: Progress) -> dict[str, object]:
+def _finish(made: Made, forms: Sequence[str], verify: bool, progress: Progress) -> dict[str, object]:
     """Verify the store and add what it lacks; its facts, by their names in the JSON object."""
     from odmoe.stores import stamps_dir, with_forms
 
@@ -135,13 +137,13 @@ def _finished(made: Made, forms: Sequence[str], verify: bool, progress: Progress
     elif not verify:
         opened.verify_once(stamps_dir(), lambda done, total: progress("verify", done, total))
     had = set(opened.manifest.forms)
-    with _timed() as adding:
+    with _stopwatch() as adding:
         opened = with_forms(opened, forms, progress)
     facts = _facts(opened)
     if set(opened.manifest.forms) - had:
         facts["quantised_s"] = round(adding(), 2)
     if verify:
-        with _timed() as checking:
+        with _stopwatch() as checking:
             checked = opened.verify(lambda done, total: progress("verify", done, total))
         opened.trust(stamps_dir())
         facts |= {
@@ -176,7 +178,7 @@ def _encoding(manifest: Manifest) -> dict[str, object]:
 
 
 @contextmanager
-def _timed() -> Iterator[Callable[[], float]]:
+def _stopwatch() -> Iterator[Callable[[], float]]:
     """A function that gives the seconds between entry and exit."""
     began, ended = time.monotonic(), 0.0
     yield lambda: ended - began

@@ -60,7 +60,7 @@ def run_stores(remove: str | None, output: Output) -> None:
         report: object = {"removed": remove, "bytes": nbytes}
         line = f"removed {remove}, {nbytes / 1e9:.2f} GB"
     else:
-        found = sorted((_stored(folder / name) for name in names), key=lambda one: -one.last_used)
+        found = sorted((_inspect_store(folder / name) for name in names), key=lambda one: -one.last_used)
         report = {"folder": str(folder), "stores": [asdict(one) for one in found]}
         line = _table(folder, found)
     print(json.dumps(report) if output.json else line)
@@ -71,7 +71,7 @@ def _is_store(name: str) -> bool:
     return not name.startswith(".") or name.endswith(UNFINISHED)
 
 
-def _stored(path: Path) -> Stored:
+def _inspect_store(path: Path) -> Stored:
     """Raises nothing: a damaged store is to be listed and removed, too."""
     from checkpoint.store import ExpertStore
     from odmoe.stores import uses_dir

@@ -145,7 +145,7 @@ def run_train_predictor(
         ids = [
             (domain, encode(tokenizer, text, context - training.tokens))
             for domain, texts in prompts.items()
-            for text in shuffled(texts, training.seed)
+            for text in shuffle_texts(texts, training.seed)
         ]
         observed = ObservedModel(load_whole(path, "float32"))
     with terminal.progress() as progress:
@@ -202,7 +202,7 @@ def digest(prompts: dict[str, list[str]]) -> str:
     return hashlib.sha256(json.dumps(texts).encode()).hexdigest()
 
 
-def shuffled(texts: list[str], seed: int) -> list[str]:
+def shuffle_texts(texts: list[str], seed: int) -> list[str]:
     """Those held out come first."""
     return random.Random(seed).sample(texts, len(texts))
 

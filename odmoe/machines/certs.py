@@ -71,7 +71,7 @@ def run_certs(
     """
     cluster = read_cluster_file(cluster_file) if cluster_file else None
     hosts_named = [(host.name, host.address) for host in cluster.hosts] if cluster else []
-    parsed = [_parsed(text) for text in hosts]
+    parsed = [_parse_host(text) for text in hosts]
     hosts_named += [(name, address) for name, address, _ in parsed]
     if not hosts_named:
         raise ConfigError("no hosts are given; give a cluster file, or --host NAME=ADDRESS for each")
@@ -100,7 +100,7 @@ def default_folder(cluster: str) -> Path:
     return cluster_dir(cluster)
 
 
-def _parsed(text: str) -> tuple[str, str, frozenset[str]]:
+def _parse_host(text: str) -> tuple[str, str, frozenset[str]]:
     """Name, address and roles, which may be none."""
     name, equals, rest = text.partition("=")
     address, given, roles = rest.partition("=")
@@ -233,10 +233,10 @@ def _why_anew(host: Path, dns_names: list[str], address: str, authority: x509.Ce
 
 def _sign_authority(key: ec.EllipticCurvePrivateKey, days: int) -> x509.Certificate:
     """A CA that may sign hosts only. Its name is unique, to distinguish the CAs of two clusters."""
-    name = _named(f"odmoe cluster {secrets.token_hex(4)}")
+    name = _common_name(f"odmoe cluster {secrets.token_hex(4)}")
     end = _now() + datetime.timedelta(days=days)
     return (
-        _begun(name, name, key.public_key(), end)
+        _begin_certificate(name, name, key.public_key(), end)
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
         .add_extension(_usage(sign_certificates=True), critical=True)
         .sign(key, hashes.SHA256())
@@ -251,7 +251,7 @@ def _make(
     address_name = x509.IPAddress(ipaddress.ip_address(address))
     names = x509.SubjectAlternativeName([address_name, *map(x509.DNSName, dns_names)])
     certificate = (
-        _begun(_named(dns_names[0]), ca.subject, key.public_key(), end)
+        _begin_certificate(_common_name(dns_names[0]), ca.subject, key.public_key(), end)
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
         .add_extension(_usage(sign_certificates=False), critical=True)
         .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]), False)
@@ -264,7 +264,7 @@ def _make(
     _write(host / CHAIN_FILE, _pem(certificate), 0o644)
 
 
-def _begun(
+def _begin_certificate(
     subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey, end: datetime.datetime
 ) -> x509.CertificateBuilder:
     begin = _now() - BACKDATED
@@ -288,7 +288,7 @@ def _usage(sign_certificates: bool) -> x509.KeyUsage:
     )
 
 
-def _named(name: str) -> x509.Name:
+def _common_name(name: str) -> x509.Name:
     return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
 
 

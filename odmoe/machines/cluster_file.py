@@ -12,7 +12,7 @@ from typing import Any
 from odmoe.settings.settings import Settings
 from scheduler.errors import ConfigError
 from scheduler.unknown_names import nearest
-from scheduler.yaml_file import MAX_SHOWN, key_line, read_yaml, shown
+from scheduler.yaml_file import MAX_SHOWN, key_line, key_text, read_yaml
 
 ROLES = ("main_node", "shadow_node", "worker_node")
 """Also the names of Ray's node types and of their custom resources."""
@@ -165,7 +165,7 @@ def _check_keys(part: dict[Any, Any], where: str, path: Path) -> None:
     known = [name for name in known if "." not in name]
     for key, value in part.items():
         name = f"{where}{key}"
-        about = f"{_place(path, *where.split('.')[:-1], str(key))}: {where.replace('.', ': ')}{shown(key)}"
+        about = f"{_place(path, *where.split('.')[:-1], str(key))}: {where.replace('.', ': ')}{key_text(key)}"
         if name in REFUSED and value not in (None, {}, [], ""):
             raise ConfigError(f"{about} has no effect here: {REFUSED[name]}; remove it")
         if name in REFUSED or name == "provider.hosts":
@@ -182,16 +182,16 @@ def _check_value(value: Any, name: str, about: str) -> None:
     """Raises ConfigError. What must be there is checked later."""
     key = name.rpartition(".")[2]
     if value is not None and key in PROVIDER and name.startswith("provider.") and value != PROVIDER[key]:
-        raise ConfigError(f"{about} is {shown(repr(value))}; allowed: {PROVIDER[key]}")
+        raise ConfigError(f"{about} is {key_text(repr(value))}; allowed: {PROVIDER[key]}")
     if value is None or name in ("cluster_name", "provider", "auth", "auth.ssh_user", "auth.ssh_private_key"):
         return
     kinds = OBEYED[name]
     if not isinstance(value, kinds) or (isinstance(value, bool) and kinds is not bool):
         allowed = "a number" if int in (kinds if isinstance(kinds, tuple) else (kinds,)) else _WORDS[kinds]
-        raise ConfigError(f"{about} is {shown(repr(value))}; allowed: {allowed}")
+        raise ConfigError(f"{about} is {key_text(repr(value))}; allowed: {allowed}")
     if isinstance(value, list) and not all(isinstance(one, str) for one in value):
         raise ConfigError(
-            f"{about} has {shown(repr(next(one for one in value if not isinstance(one, str))))}; "
+            f"{about} has {key_text(repr(next(one for one in value if not isinstance(one, str))))}; "
             "allowed: a list of texts; quotes make one of it"
         )
 

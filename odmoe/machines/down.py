@@ -36,7 +36,7 @@ def down(file: Path, terminal: Terminal) -> None:
     with only_one(folder), Ssh.of(cluster, folder) as ssh:
         check_same_file(folder, cluster)
         own = cluster_id(folder)
-        runs = {host.address: found for host, found in _asked(ssh, cluster.hosts)}
+        runs = {host.address: found for host, found in _probe_all(ssh, cluster.hosts)}
         others = {address: owner for address, found in runs.items() if (owner := _other_owner(found, own))}
         head = runs[cluster.main.address]
         if cluster.main.address not in others:
@@ -60,7 +60,7 @@ def down(file: Path, terminal: Terminal) -> None:
         host
         for host in cluster.hosts
         if host.address not in others
-        and not _ended(host, runs[host.address], ended.get(host.address), say, terminal.print_always)
+        and not _report_host(host, runs[host.address], ended.get(host.address), say, terminal.print_always)
     ]
     if former:
         remember(folder, cluster, former)
@@ -79,12 +79,12 @@ def _other_owner(found: Any, own: str | None) -> dict[str, Any] | None:
     return other_owner(found, own) if isinstance(found, dict) else None
 
 
-def _asked(ssh: Ssh, hosts: tuple[Host, ...]) -> list[tuple[Host, Any]]:
+def _probe_all(ssh: Ssh, hosts: tuple[Host, ...]) -> list[tuple[Host, Any]]:
     found = ssh.each(hosts, lambda host: probe(ssh, host))
     return [(host, found[host.address]) for host in hosts]
 
 
-def _ended(host: Host, asked: Any, ended: Any, say: Say, print_always: Say) -> bool:
+def _report_host(host: Host, asked: Any, ended: Any, say: Say, print_always: Say) -> bool:
     """Print the processes that `ray down` left and that were killed, and why a host may still run something."""
     error = next((found for found in (asked, ended) if isinstance(found, HostError)), None)
     if error is not None:

@@ -44,7 +44,7 @@ class Head:
     def status(self, deadline_s: float) -> HostStates:
         """The states of all hosts. Raises HostError, or ClusterError if it does not answer or no Ray runs there."""
         found: HostStates = {}
-        for found in self._asked({"do": "status"}, time.monotonic() + deadline_s, deadline_s):  # noqa: B007 - the last
+        for found in self._ask({"do": "status"}, time.monotonic() + deadline_s, deadline_s):  # noqa: B007 - the last
             pass
         if not found:
             raise LaunchError(f"{self._host.name} ({self._host.address}): it sent no state of its nodes; see its logs")
@@ -52,7 +52,7 @@ class Head:
 
     def stop(self, deadline_s: float) -> None:
         """End the nodes; Ray keeps running. Raises HostError, ClusterError."""
-        for _ in self._asked({"do": "stop"}, time.monotonic() + deadline_s, deadline_s):
+        for _ in self._ask({"do": "stop"}, time.monotonic() + deadline_s, deadline_s):
             pass
 
     def start(self, settings: Settings, store: str, until: float) -> Iterator[HostStates]:
@@ -62,9 +62,9 @@ class Head:
         """
         given = settings.model_dump(mode="json", exclude_unset=True)
         sent = {name: value for name, value in given.items() if name not in HERE_ONLY}
-        yield from self._asked({"do": "start", "settings": sent, "store": store}, until, IDLE_S)
+        yield from self._ask({"do": "start", "settings": sent, "store": store}, until, IDLE_S)
 
-    def _asked(self, request: dict[str, Any], until: float, idle_s: float) -> Iterator[HostStates]:
+    def _ask(self, request: dict[str, Any], until: float, idle_s: float) -> Iterator[HostStates]:
         remote = self._ssh.start(self._host, AT_HEAD)
         failure: ODMoEError | None = None
         try:

@@ -29,7 +29,7 @@ def list_stores(file: Path, as_json: bool = False) -> None:
     cluster = read_cluster_file(file)
     with Ssh.of(cluster, cluster_dir(cluster.name)) as ssh:
         found = ssh.each(cluster.hosts, lambda host: ask(ssh, host, "host_stores", LIST_S))
-    good, failed = _answered(cluster, found)
+    good, failed = _split_answers(cluster, found)
     if as_json:
         print(json.dumps({host.name: answer.get("stores", {}) for host, answer in good}), flush=True)
     else:
@@ -53,7 +53,7 @@ def remove_stores(file: Path, names: list[str], as_json: bool = False) -> None:
     wanted = {"id": cluster_id(folder) or "", "names": names}
     with Ssh.of(cluster, folder) as ssh:
         found = ssh.each(cluster.hosts, lambda host: ask(ssh, host, "remove_stores", REMOVE_S, wanted))
-    good, failed = _answered(cluster, found)
+    good, failed = _split_answers(cluster, found)
     if as_json:
         print(json.dumps({host.name: answer for host, answer in good}), flush=True)
     kept = 0
@@ -72,7 +72,9 @@ def remove_stores(file: Path, names: list[str], as_json: bool = False) -> None:
         raise LaunchError(f"no host has the store {missing[0]}; odmoe host-stores {file} lists what there is")
 
 
-def _answered(cluster: ClusterFile, found: dict[str, Facts | HostError]) -> tuple[list[tuple[Host, Facts]], list[str]]:
+def _split_answers(
+    cluster: ClusterFile, found: dict[str, Facts | HostError]
+) -> tuple[list[tuple[Host, Facts]], list[str]]:
     """The answers, and a line for each host without one."""
     good, failed = [], []
     for host in cluster.hosts:

@@ -223,7 +223,7 @@ class Process:
     def name(self):
         return name_of(self.words())
 
-    def marked(self):
+    def is_marked(self):
         with contextlib.suppress(OSError), open(f"/proc/{self.number}/environ", "rb") as file:
             return MARK in file.read().split(b"\0")
         return False
@@ -260,7 +260,7 @@ def processes(everything=None):
     """The cluster's processes, by number: those with the mark, what they have started, and who writes to their Ray's
     logs. A process that sets its title overwrites its environment, and with it the mark."""
     everything = table() if everything is None else everything
-    found = {number: process for number, process in everything.items() if process.marked()}
+    found = {number: process for number, process in everything.items() if process.is_marked()}
     sessions = {folder for process in found.values() for folder in SESSION.findall("\0".join(process.words()))}
     for number, process in everything.items():
         if sessions and number not in found and process.program.startswith("ray") and process.opens(sessions):
@@ -391,7 +391,7 @@ def is_at_work(claim):
 
 
 @contextlib.contextmanager
-def locked():
+def lock_claims():
     """No other claim on this host meanwhile."""
     os.makedirs(OURS, 0o700, exist_ok=True)
     with open(os.path.join(OURS, "owner.lock"), "w") as lock:
@@ -404,7 +404,7 @@ def claim(wanted):
 
     `wanted` is the claim, with `take_over`: also if it is held."""
     take_over = wanted.pop("take_over")
-    with locked():
+    with lock_claims():
         former = owner(processes())
         ours = former.get("id") == wanted["id"]
         at_work = is_at_work(former) and former.get("launcher") != wanted["launcher"]
@@ -417,7 +417,7 @@ def claim(wanted):
 
 def settle(wanted):
     """The `odmoe up` of the cluster with this `id` has ended. `stores`: those that its nodes use, if it knows them."""
-    with locked():
+    with lock_claims():
         found = claim_here()
         if found.get("id") == wanted["id"] and "cluster" in found:
             write(dict(found, launching=False, stores=wanted.get("stores") or found["stores"]))
@@ -443,7 +443,7 @@ def others(wanted):
 def release(wanted):
     """Give up the claim of the cluster with this `id`. The host goes back to a `former` owner."""
     former = {name: value for name, value in wanted.get("former", {}).items() if name != "held"}
-    with locked():
+    with lock_claims():
         if claim_here().get("id") != wanted["id"]:
             return {}
         if former:
@@ -559,7 +559,7 @@ def host_stores(_=None):
 def remove_stores(wanted):
     """Remove the stores `names` unless they are used: {"removed": {name: bytes}, "kept": {name: reason}}. The manifest
     goes first: what an interruption leaves is no store."""
-    with locked():
+    with lock_claims():
         there, removed, kept = host_stores()["stores"], {}, {}
         stranger = others(wanted)
         for name in wanted["names"]:

@@ -49,7 +49,7 @@ def code_archive(path: Path) -> str:
     files = _files()
     digest = _digest(files)
     newest = max(file.mtime for file in files)
-    data = _packed([*files, _File(SHIPPED, f"{digest}\n".encode(), newest, False)])
+    data = _pack([*files, _File(SHIPPED, f"{digest}\n".encode(), newest, False)])
     try:
         if not path.is_file() or path.read_bytes() != data:
             path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -177,7 +177,7 @@ def _digest(files: list[_File]) -> str:
     return digest.hexdigest()
 
 
-def _packed(files: list[_File]) -> bytes:
+def _pack(files: list[_File]) -> bytes:
     """The archive. It keeps times, because make compares an environment's with the lock file's."""
     packed = io.BytesIO()
     with gzip.GzipFile("", "wb", 6, packed, mtime=0) as zipped, tarfile.open(fileobj=zipped, mode="w") as archive:

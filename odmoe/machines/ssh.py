@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import IO, TypeVar
 
 from odmoe.machines.cluster_file import ClusterFile, Host
-from odmoe.machines.ssh_errors import Door, copy_failed, no_end, no_program, refused
+from odmoe.machines.ssh_errors import Door, copy_failed, exit_error, no_end, no_program
 from odmoe.machines.ssh_process import LEASH, Remote
 from scheduler.errors import ConfigError, HostError
 
@@ -69,34 +69,34 @@ class Ssh:
         After `deadline_s` it is ended, on the host, too.
         """
         there = f"timeout -k 5 {math.ceil(deadline_s)} sh -c {shlex.quote(command)}"
-        said = self._said(host)
+        said = self._log_reader(host)
         code, out, stderr = self._finish(host, self._ssh(host, there), deadline_s + 1, data, command)
         if code == 124:
             raise no_end(self.door, host, command, deadline_s)
         if code != 0:
-            raise refused(self.door, host, command, code, stderr, said())
+            raise exit_error(self.door, host, command, code, stderr, said())
         return out
 
     def start(self, host: Host, command: str, grace_s: float = 5.0) -> Remote:
         """Start a command on a host with its streams as pipes here. When its standard input ends, or this process dies,
         it has `grace_s` to exit. The host needs python3. Raises HostError."""
-        words, said = ["python3", "-c", LEASH, f"{grace_s:g}", command], self._said(host)
+        words, said = ["python3", "-c", LEASH, f"{grace_s:g}", command], self._log_reader(host)
         process = self._spawn(host, self._ssh(host, shlex.join(words)), subprocess.PIPE)
 
-        def failed(code: int, stderr: str) -> HostError:
-            return refused(self.door, host, command, code, stderr, said())
+        def to_error(code: int, stderr: str) -> HostError:
+            return exit_error(self.door, host, command, code, stderr, said())
 
-        return Remote(process, failed, self._forget)
+        return Remote(process, to_error, self._forget)
 
     def forward(self, host: Host, there: int) -> Path:
         """Pass connections to a socket of this machine on to a port of the host's loopback, until `close`. Returns the
         socket's path. Something must be running on the host (`start`). Raises HostError."""
-        here, said = self._sockets / f"{there}", self._said(host)
+        here, said = self._sockets / f"{there}", self._log_reader(host)
         asked = f"{here}:127.0.0.1:{there}"
         command = ["ssh", *self.options(), *self._log(host), "-O", "forward", "-L", asked, "--", host.address]
         code, _, stderr = self._finish(host, command, CONNECT_S, None, f"forwarding {asked}")
         if code != 0:
-            raise refused(self.door, host, f"forwarding {asked}", code, stderr, said())
+            raise exit_error(self.door, host, f"forwarding {asked}", code, stderr, said())
         return here
 
     def push(
@@ -191,19 +191,19 @@ class Ssh:
         """Have ssh write what it says itself into a file: on standard error it would be among the host's own lines."""
         return ["-E", str(self._logs / host.address)]
 
-    def _said(self, host: Host) -> Callable[[], str]:
+    def _log_reader(self, host: Host) -> Callable[[], str]:
         """What ssh has said about a host from now on."""
         log = self._logs / host.address
         begun = log.stat().st_size if log.exists() else 0
 
-        def said() -> str:
+        def read_log() -> str:
             text = log.read_bytes()[begun:].decode(errors="replace") if log.exists() else ""
             return "".join(line for line in text.splitlines(True) if not line.startswith(_NO_CAUSE))
 
-        return said
+        return read_log
 
     def _copy(self, host: Host, what: list[str], target: str, total: int, step: Callable[[int], None] | None) -> None:
-        shell, said = shlex.join(["ssh", *self.options(), *self._log(host)]), self._said(host)
+        shell, said = shlex.join(["ssh", *self.options(), *self._log(host)]), self._log_reader(host)
         command = [
             "rsync",
             "-rlpt",

@@ -66,12 +66,12 @@ _CAUSES = (
 )
 
 
-def refused(door: Door, host: Host, command: str, code: int, stderr: str, said: str) -> HostError:
+def exit_error(door: Door, host: Host, command: str, code: int, stderr: str, said: str) -> HostError:
     """The error of a command's nonzero exit code. `stderr` is the command's. `said` is ssh's own, whose failures have
     the exit code 255."""
     last = _last(stderr)
     if code == 255:
-        if known := _reached(door, host, said):
+        if known := _connection_error(door, host, said):
             return known
         if said.strip() or not last:
             why = _last(said) or "ssh says no more"
@@ -87,7 +87,7 @@ def refused(door: Door, host: Host, command: str, code: int, stderr: str, said: 
 
 def copy_failed(door: Door, host: Host, target: str, code: int, stderr: str, said: str, idle_s: float) -> HostError:
     """The error of rsync's nonzero exit code. `said` is what ssh said."""
-    if code in (12, 255) and (known := _reached(door, host, said) or _reached(door, host, stderr)):
+    if code in (12, 255) and (known := _connection_error(door, host, said) or _connection_error(door, host, stderr)):
         return known
     if code in (12, 127) and re.search(r"rsync: .*not found|not found.*rsync", stderr):
         return _error(host, "there is no command rsync", "install it there: apt-get install rsync")
@@ -115,7 +115,7 @@ def no_program(name: str, error: OSError) -> ConfigError:
     return ConfigError(f"{name} cannot be started on this machine ({error.strerror}); install {_package(name)}")
 
 
-def _reached(door: Door, host: Host, stderr: str) -> HostError | None:
+def _connection_error(door: Door, host: Host, stderr: str) -> HostError | None:
     """The error of ssh itself, or None."""
     words = {
         "user": door.user,

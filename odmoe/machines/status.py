@@ -36,12 +36,12 @@ def status(file: Path, watch: bool = False, as_json: bool = False) -> bool:
             with Live(console=console, auto_refresh=False) as live:
                 while True:
                     table, _ = _look(ssh, cluster, console)
-                    live.update(table.drawn(console.width), refresh=True)
+                    live.update(table.draw(console.width), refresh=True)
                     time.sleep(EVERY_S)
         while True:
             table, found = _look(ssh, cluster, console)
             if console.is_terminal and not as_json:
-                console.print(table.drawn(console.width))
+                console.print(table.draw(console.width))
                 print(_below(found), end="", flush=True)
             else:
                 print(json.dumps(found) if as_json else f"{table.plain()}\n{_below(found)}".rstrip("\n"), flush=True)
@@ -67,7 +67,7 @@ def _look(ssh: Ssh, cluster: ClusterFile, console: Console) -> tuple[HostTable, 
     for host in cluster.hosts:
         found = facts[host.address]
         if isinstance(found, HostError):
-            table.failed(host.address, found, "unreachable")
+            table.set_failed(host.address, found, "unreachable")
         else:
             table.change(host.address, **_own(found, table.rows[host.address], own))
     rows = list(table.rows.values())

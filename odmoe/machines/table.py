@@ -42,12 +42,12 @@ class HostTable:
         self._live: Live | None = None
 
     @contextlib.contextmanager
-    def shown(self) -> Iterator[None]:
+    def show(self) -> Iterator[None]:
         """Draw the table while the context lasts, on a terminal."""
         if not self._console.is_terminal:
             yield
             return
-        with Live(get_renderable=self.drawn, console=self._console, refresh_per_second=4) as self._live:
+        with Live(get_renderable=self.draw, console=self._console, refresh_per_second=4) as self._live:
             yield
         self._live = None
 
@@ -56,7 +56,7 @@ class HostTable:
             self.rows.setdefault(address, empty_row(None, address)).update(facts)
             self._say(address)
 
-    def failed(self, address: str, error: HostError, state: str = "failed") -> None:
+    def set_failed(self, address: str, error: HostError, state: str = "failed") -> None:
         self.change(address, state=state, detail=cause(error))
 
     def see(self, snapshot: dict[str, Any]) -> None:
@@ -64,7 +64,7 @@ class HostTable:
         for row in snapshot["hosts"]:
             self.change(row["address"], **{key: value for key, value in row.items() if key != "address"})
 
-    def drawn(self, width: int | None = None) -> Group:
+    def draw(self, width: int | None = None) -> Group:
         """For a terminal: a line for each host, and details of some below."""
         width = width or self._console.width
         left_out = (

@@ -215,7 +215,7 @@ class _BringUp:
         store = opened.path.resolve()
         self._turns.end("store here")
         wanted = replace(self._wanted, store=(store.name, manifest_digest(store), size_of([store])))
-        self._give_up(self._checked(facts, wanted), "without room for the store")
+        self._give_up(self._check_hosts(facts, wanted), "without room for the store")
         return store
 
     def _push_store(self, facts: dict[str, Facts], store: Path) -> None:
@@ -224,7 +224,7 @@ class _BringUp:
         self._turns.end("store there")
         self._give_up(failed, "without the store")
 
-    def _checked(self, facts: dict[str, Facts], wanted: Requirements) -> dict[str, HostError]:
+    def _check_hosts(self, facts: dict[str, Facts], wanted: Requirements) -> dict[str, HostError]:
         bad = {}
         for host in self._cluster.hosts:
             try:
@@ -269,23 +269,23 @@ class _BringUp:
     def _nodes(self, store: str, until: float, timeout_s: float) -> None:
         """Wait until all nodes are ready, and show their states meanwhile."""
         try:
-            with self._table.shown():
-                ready = self._started(store, until)
+            with self._table.show():
+                ready = self._start_nodes(store, until)
         except LinkError as error:
             within = f"not ready within {timeout_s:.0f} s" if time.monotonic() >= until else str(error)
-            raise self._explained(within) from error
+            raise self._explain(within) from error
         except (HostError, LaunchError) as error:
-            raise self._explained(str(error)) from error
+            raise self._explain(str(error)) from error
         if not ready:
-            raise self._explained("the head stopped before all was ready")
+            raise self._explain("the head stopped before all was ready")
         self._turns.end("nodes")
 
-    def _started(self, store: str, until: float) -> bool:
+    def _start_nodes(self, store: str, until: float) -> bool:
         """Whether all nodes became ready. They cannot be placed before Ray runs on every host, some time after `ray up`
         has ended; until then their start is repeated."""
         head = Head(self._ssh, self._cluster)
         while True:
-            joined, ready = self._joined(), False
+            joined, ready = self._all_joined(), False
             try:
                 for seen in head.start(self._settings, store, until):
                     self._table.see(seen)
@@ -300,10 +300,10 @@ class _BringUp:
             with contextlib.suppress(ODMoEError):
                 self._table.see(head.status(min(STATUS_S, max(1.0, until - time.monotonic()))))
 
-    def _joined(self) -> bool:
+    def _all_joined(self) -> bool:
         return all(self._table.rows[host.address]["ray"] == "alive" for host in self._cluster.hosts)
 
-    def _explained(self, message: str) -> LaunchError:
+    def _explain(self, message: str) -> LaunchError:
         """An error with every host that is not ready, and the reasons that can be found."""
         behind = [
             host for host in self._cluster.hosts if self._table.rows[host.address]["state"] not in ("ready", "unused")
@@ -318,7 +318,7 @@ class _BringUp:
             if fault := faults.get(host.address):
                 why = cause(fault)
             elif row["ray"] != "alive":
-                why = f"Ray is {row['ray'] or 'not seen'} there" + _quoted(ray_lines.get(host.address))
+                why = f"Ray is {row['ray'] or 'not seen'} there" + _quote(ray_lines.get(host.address))
             elif (row["heartbeat_s"] or 0.0) >= SILENT_S:
                 why = f"no heartbeat for {row['heartbeat_s']:.0f} s"
             else:
@@ -347,5 +347,5 @@ class _BringUp:
         self._terminal.print_always(text)
 
 
-def _quoted(line: str | None) -> str:
+def _quote(line: str | None) -> str:
     return f"; it says: {line}" if line else ""

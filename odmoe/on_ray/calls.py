@@ -99,7 +99,7 @@ class HeldAnswers:
     def keys(self) -> list[str]:
         return list(self._keys.copy())
 
-    def dropped(self, within_s: float) -> str | None:
+    def next_dropped(self, within_s: float) -> str | None:
         """The key of an answer that was dropped before its end. None: there was none within that time."""
         end = time.monotonic() + within_s
         while (left_s := end - time.monotonic()) > 0:

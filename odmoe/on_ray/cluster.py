@@ -23,7 +23,7 @@ from ray.exceptions import ActorAlreadyExistsError, RayError
 from checkpoint.store import ExpertStore
 from main_node.figures import Figures
 from main_node.sampling import How
-from odmoe.clusters.process import undisturbed
+from odmoe.clusters.process import ignore_signals
 from odmoe.on_ray.actors import Main, Serving
 from odmoe.on_ray.answers import HELD_S, LOOKS
 from odmoe.on_ray.calls import CONTROL_S, GROUPS, QUICK, START, HeldAnswers, RayAnswer, get, get_unless
@@ -34,7 +34,7 @@ from odmoe.on_ray.shutdown import end_orphans, stop_nodes
 from odmoe.settings.derived import FIXED_BY_UP, FIXED_WHILE_RUNNING, FROM_CLUSTER, OUTPUT_FILES
 from odmoe.settings.settings import Settings
 from odmoe.settings.table import flag
-from odmoe.terminal import counted
+from odmoe.terminal import count_text
 from scheduler.errors import LaunchError, LinkError, ODMoEError
 from scheduler.trace import Span
 
@@ -78,7 +78,7 @@ class RayCluster:
             if not self._attach(settings, store):
                 if store is None:
                     raise LaunchError("no model is served on this cluster; odmoe up starts its nodes")
-                workers = counted(settings.workers, "worker") if settings.workers_given else "all workers"
+                workers = count_text(settings.workers, "worker") if settings.workers_given else "all workers"
                 say(f"starting the main node, {workers}{' and the shadow' * settings.has_shadow}")
                 self._start(settings, str(store.path.resolve()))
         except BaseException:
@@ -206,7 +206,7 @@ class RayCluster:
         """While this process lives, renew the answers that it reads, and cancel those that it has dropped."""
         renewal = time.monotonic()
         while not self._closed.is_set():
-            dropped = self._answers.dropped(min(LOOK_S, max(0.0, renewal - time.monotonic())))
+            dropped = self._answers.next_dropped(min(LOOK_S, max(0.0, renewal - time.monotonic())))
             main = self._main or main  # another one after `rejoin`
             with contextlib.suppress(RayError):
                 if dropped is not None:
@@ -283,7 +283,7 @@ class RayCluster:
                 return
             self._closed.set()
             try:
-                with undisturbed():
+                with ignore_signals():
                     self._leave_ray()
             finally:
                 self._at_end()

@@ -42,7 +42,7 @@ class Fleet:
 
     def __init__(self, engine: Engine, settings: Settings, store: str, emulation: Emulation | None) -> None:
         self.reconnector = Reconnector(self.join, hurried=engine.waiting, wasted_s=engine.peers.wasted_s)
-        engine.peers.on_lost = self._lost
+        engine.peers.on_lost = self._on_lost
         self._engine = engine
         self._settings = settings
         self._store = store
@@ -103,12 +103,12 @@ class Fleet:
                 raise LinkError(f"the main node was closed before {seat.name} was started")
             if seat not in self._actors:
                 try:
-                    self._actors[seat] = self._made(seat)
+                    self._actors[seat] = self._make_actor(seat)
                 except (RayError, ValueError) as error:
                     raise LinkError(f"Ray does not start {seat.name}: {str(error).splitlines()[0]}") from error
             return self._actors[seat]
 
-    def _made(self, seat: Seat) -> Any:
+    def _make_actor(self, seat: Seat) -> Any:
         lasting = {"lifetime": "detached"} if self._settings.uses_existing_ray else {}
         made = ray.remote(NodeActor).options(
             name=seat.name,
@@ -169,7 +169,7 @@ class Fleet:
             "heartbeat_s": lost_s,
         }
 
-    def _lost(self, kind: Role, number: int) -> None:
+    def _on_lost(self, kind: Role, number: int) -> None:
         self._lost_at[self._seats[kind][number]] = time.monotonic()
         self.reconnector.on_lost(kind, number)
 

@@ -49,7 +49,7 @@ class Record:
     _recalled: tuple[float, int] = (0.0, 0)
     """The sum of recall times tokens, and of tokens, of answers that have a recall."""
 
-    def answered(self, finish: str, report: Report | None) -> None:
+    def on_answered(self, finish: str, report: Report | None) -> None:
         """One of its answers has ended. `report`: None where it did not come."""
         if report is not None and report.recall is not None:
             total, tokens = self._recalled
@@ -71,9 +71,9 @@ class Record:
             "stream": self.stream or None,
             "prompt_tokens": self.prompt_tokens,
             "tokens": self.tokens,
-            "ttft_s": _rounded(self.ttft_s),
-            "total_s": _rounded(total),
-            "recall": _rounded(self.recall),
+            "ttft_s": _round(self.ttft_s),
+            "total_s": _round(total),
+            "recall": _round(self.recall),
             "finish": self.finish,
         }
         return {
@@ -83,7 +83,7 @@ class Record:
         }
 
 
-def _rounded(value: float | None) -> float | None:
+def _round(value: float | None) -> float | None:
     return None if value is None else round(value, 4)
 
 
@@ -112,14 +112,14 @@ class AccessLog:
         record = Record(secrets.token_hex(12), scope["method"], path)
         scope.setdefault("state", {})["record"] = record
 
-        async def noted(message: Message) -> None:
+        async def send_noted(message: Message) -> None:
             if message["type"] == "http.response.start":
                 record.status = message["status"]
                 MutableHeaders(scope=message)["x-request-id"] = record.id
             await send(message)
 
         try:
-            await self._app(scope, receive, noted)
+            await self._app(scope, receive, send_noted)
         except BaseException:
             record.status = record.status or 500
             raise

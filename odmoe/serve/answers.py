@@ -89,7 +89,7 @@ class RequestAnswers:
         self._given_up = False
 
     @property
-    def left(self) -> int:
+    def left_count(self) -> int:
         """How many have not begun, and are not given up."""
         with self._lock:
             return 0 if self._given_up else len(self._left)
@@ -161,7 +161,7 @@ class AnswerPool:
     def _spread(self) -> None:
         """A request's further threads are those that the cluster has nothing else for: nobody is refused for them."""
         while self._taken < self.parallel:
-            wanting = [one for one in self._working if one.left > 0 and one.threads < one.count]
+            wanting = [one for one in self._working if one.left_count > 0 and one.threads < one.count]
             if not wanting:
                 return
             self._give_thread(min(wanting, key=lambda one: one.threads))
@@ -185,7 +185,7 @@ class AnswerPool:
                 self._lock.notify_all()
 
     @property
-    def taken(self) -> int:
+    def busy_threads(self) -> int:
         """How many threads answer just now."""
         with self._lock:
             return self._taken

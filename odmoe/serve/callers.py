@@ -31,7 +31,7 @@ class Keys:
         self._keys = [key.encode() for key in keys]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["path"] in WITHOUT_KEY or self._known(Headers(scope=scope)):
+        if scope["type"] != "http" or scope["path"] in WITHOUT_KEY or self._is_known(Headers(scope=scope)):
             await self._app(scope, receive, send)
             return
         error = ApiError(
@@ -39,7 +39,7 @@ class Keys:
         )
         await _refuse(error, self._on_refused, scope, receive, send)
 
-    def _known(self, headers: Headers) -> bool:
+    def _is_known(self, headers: Headers) -> bool:
         """In a time that does not tell how much of a key is right."""
         scheme, _, given = headers.get("authorization", "").partition(" ")
         key = given.strip().encode("utf-8", "surrogateescape")

@@ -63,7 +63,7 @@ class Exchange:
         while self._last and not found:
             if self._failure is None:
                 try:
-                    found = self._noted(await self._answers.events.take())
+                    found = self._note(await self._answers.events.take())
                 except Exception as error:
                     self._failure = error
                     raise
@@ -77,9 +77,9 @@ class Exchange:
         with contextlib.suppress(TimeoutError, ApiError, ClientGoneError):
             async with asyncio.timeout(REPORTS_S):
                 while self._owed:
-                    self._noted(await self._answers.events.take())
+                    self._note(await self._answers.events.take())
 
-    def _noted(self, got: list[AnswerEvent]) -> list[AnswerEvent]:
+    def _note(self, got: list[AnswerEvent]) -> list[AnswerEvent]:
         """Those of them that are for the client, up to the first error."""
         found = []
         for one in got:
@@ -114,11 +114,11 @@ class Exchange:
             self._owed[got.choice] = piece.step.finish
 
     def _end(self, finish: str, report: Report | None) -> None:
-        self.record.answered(finish, report)
+        self.record.on_answered(finish, report)
         self.service.meter.on_ended(finish, report)
 
     @property
-    def answered(self) -> int:
+    def answering_count(self) -> int:
         """How many of its answers have a token, and not their last."""
         return len(self._begun)
 

@@ -18,7 +18,7 @@ from odmoe.serve.api_error import SERVER, ApiError
 from odmoe.serve.bounds.listening import ListeningSocket, ignore_exhaustion, raise_file_limit
 from odmoe.serve.bounds.places import SPARE, Places
 from odmoe.serve.connection import ClientLimits, Connection
-from odmoe.terminal import counted
+from odmoe.terminal import count_text
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
@@ -148,14 +148,14 @@ class HttpServer:
         under_way = self._service.under_way
         if under_way:
             self._notify(
-                f"stopping: {counted(len(under_way), 'request')} under way, for at most {self._drain_s:g} s; "
+                f"stopping: {count_text(len(under_way), 'request')} under way, for at most {self._drain_s:g} s; "
                 "once more to stop at once"
             )
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self._drain_s):
                 await _either(self._empty(), self._at_once.wait())
         if under_way:
-            self._notify(f"giving up {counted(len(under_way), 'request')}")
+            self._notify(f"giving up {count_text(len(under_way), 'request')}")
         for request in list(under_way):
             text = "the server was stopped before the answer was complete"
             request.stop(ApiError(503, text, SERVER, code="stopped"))

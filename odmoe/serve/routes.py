@@ -117,7 +117,7 @@ async def _events(exchange: Exchange, shape: Shape, usage: bool, held: Held) -> 
     while not exchange.whole:
         got = await exchange.take()
         # Encoding many pieces takes long, and other requests wait meanwhile.
-        data = _encoded(shape, got) if len(got) < _MANY else await asyncio.to_thread(_encoded, shape, got)
+        data = _encode_events(shape, got) if len(got) < _MANY else await asyncio.to_thread(_encode_events, shape, got)
         if data:
             yield data
         held.free_results(got)
@@ -149,7 +149,7 @@ def _whole(shape: Shape, got: list[AnswerEvent], usage: dict[str, Any]) -> bytes
     return bytes(body + after)
 
 
-def _encoded(shape: Shape, got: list[AnswerEvent]) -> bytes:
+def _encode_events(shape: Shape, got: list[AnswerEvent]) -> bytes:
     return b"".join(event(chunk) for part in parts_of(got) for chunk in shape.chunks(part))
 
 

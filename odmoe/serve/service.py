@@ -46,7 +46,7 @@ class UnderWay(Protocol):
         """How many of its answers have no token yet."""
 
     @property
-    def answered(self) -> int:
+    def answering_count(self) -> int:
         """How many of its answers have a token, and not their last."""
 
     def stop(self, error: Exception) -> None:
@@ -69,7 +69,7 @@ class Service:
         """A drain waits until there is none."""
         meter.watch(
             lambda: sum(one.waiting for one in list(self.under_way)),
-            lambda: sum(one.answered for one in list(self.under_way)),
+            lambda: sum(one.answering_count for one in list(self.under_way)),
         )
         self.notify: Callable[[str], None] = lambda line: None
         """Gets a line about each answer that is begun again, since its main node was lost."""

@@ -49,7 +49,7 @@ def run_serve(
     prepare_process(output.debug, timed=True)
     check_early(settings)
     with closing(bind_socket(own)) as listening, start_model(settings, terminal) as model:
-        return _served(model, own, keys, listening, terminal, announce or _saying(terminal), output.quiet)
+        return _serve(model, own, keys, listening, terminal, announce or _saying(terminal), output.quiet)
 
 
 def _saying(terminal: Terminal) -> Announce:
@@ -79,7 +79,7 @@ def bind_socket(own: ServeSettings) -> socket.socket:
     return listening
 
 
-def _served(
+def _serve(
     model: Model,
     own: ServeSettings,
     keys: tuple[str, ...],
@@ -94,8 +94,8 @@ def _served(
     service = make_service(model, own)
     try:
         end = _LostMainNode(model.opened.settings.uses_existing_ray)
-        with LogThread() as log, NodeWatch(model.cluster, notify := _timed(log, terminal.notify), end.look):
-            service.notify, service.log_cause = notify, _timed(log, terminal.print_always)
+        with LogThread() as log, NodeWatch(model.cluster, notify := _timed_writer(log, terminal.notify), end.look):
+            service.notify, service.log_cause = notify, _timed_writer(log, terminal.print_always)
             app = make_app(
                 service, Access(keys, own.cors_origin, (lambda line: None) if quiet else log.line, own.log_format)
             )
@@ -108,7 +108,7 @@ def _served(
         service.close()
 
 
-def _timed(log: LogThread, write: Write) -> Callable[[str], None]:
+def _timed_writer(log: LogThread, write: Write) -> Callable[[str], None]:
     """Lines of the log with their time."""
     return lambda text: log.line(f"{utc_time()} {text}", write)
 

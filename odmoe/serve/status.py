@@ -33,12 +33,12 @@ def add_status(app: FastAPI, service: Service) -> None:
 
     @app.get("/v1/models")
     async def models() -> Response:
-        return _json({"object": "list", "data": [_described(service)]})
+        return _json({"object": "list", "data": [_describe_model(service)]})
 
     @app.get("/v1/models/{name:path}")
     async def model(name: str) -> Response:
         service.check_name(name)
-        return _json(_described(service))
+        return _json(_describe_model(service))
 
     @app.api_route("/health", methods=["GET", "HEAD"])
     async def health() -> Response:
@@ -130,7 +130,7 @@ class Trial:
                 pass
 
 
-def _described(service: Service) -> dict[str, Any]:
+def _describe_model(service: Service) -> dict[str, Any]:
     return {"id": service.name, "object": "model", "created": service.created, "owned_by": "odmoe"}
 
 

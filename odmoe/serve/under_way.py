@@ -92,7 +92,7 @@ class RequestUnderWay:
         """Raises ApiError for one that is too large, without reading all of it, or does not come in time;
         ClientGoneError."""
         limits = self._service.limits
-        if _stated(self._request) > limits.body_bytes:
+        if _body_length(self._request) > limits.body_bytes:
             raise _too_large(limits.body_bytes)
         try:
             async with asyncio.timeout(limits.body_s):
@@ -146,9 +146,9 @@ class RequestUnderWay:
         return self._exchange.waiting if self._exchange is not None else 0
 
     @property
-    def answered(self) -> int:
+    def answering_count(self) -> int:
         """How many of its answers have a token, and not their last."""
-        return self._exchange.answered if self._exchange is not None else 0
+        return self._exchange.answering_count if self._exchange is not None else 0
 
 
 def _late(limit: float) -> ApiError:
@@ -161,7 +161,7 @@ def _late(limit: float) -> ApiError:
     )
 
 
-def _stated(request: Request) -> int:
+def _body_length(request: Request) -> int:
     """The length of its body, as its headers have it. 0: they do not say."""
     length = request.headers.get("content-length", "")
     return int(length) if length.isascii() and length.isdigit() else 0

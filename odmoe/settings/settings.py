@@ -8,7 +8,7 @@ from typing import Any
 
 from odmoe.settings.bounds import check_slots
 from odmoe.settings.declarations import CLUSTERS, CUDA, Declarations
-from odmoe.settings.table import declared, flag
+from odmoe.settings.table import declaration_of, flag
 from odmoe.settings.units import is_address
 from scheduler.alignment import Alignment
 from scheduler.errors import ConfigError
@@ -29,7 +29,7 @@ class Settings(Declarations):
                 f"{named('group_size')} is {self.group_size}; allowed: 1 to {named('workers')} ({self.workers})"
             )
         if self.cluster not in CLUSTERS and not self.has_cluster_file and not is_address(self.cluster):
-            allowed = declared(Settings, "cluster").allowed
+            allowed = declaration_of(Settings, "cluster").allowed
             raise ConfigError(f"{named('cluster')} is {self.cluster!r}; allowed: {allowed}")
         most = MAX_WORKERS_HERE.get(self.cluster, MAX_WORKERS)
         if self.workers > most:
@@ -39,7 +39,7 @@ class Settings(Declarations):
             )
         if self.slots_given:
             check_slots(self.workers, int(self.slots), named)
-        asked = "placement" if self.given("placement") else "system"
+        asked = "placement" if self.is_given("placement") else "system"
         hosting = self.system_config.placement != "device" if asked == "placement" else needs_host(self.system_config)
         if self.cluster != "embedded" and hosting:
             raise ConfigError(
@@ -82,7 +82,7 @@ class Settings(Declarations):
             )
         if self.worker_device and device.partition(":")[0] not in ("auto", "cpu", CUDA):
             raise ConfigError(f"{source} is {device!r}; allowed: auto, cpu, cuda, cuda:1, where workers can compute")
-        if self.loader_used == CUDA and self.loader != CUDA and self.given("loader"):
+        if self.loader_used == CUDA and self.loader != CUDA and self.is_given("loader"):
             raise ConfigError(
                 f"{source} is {device} with {named('loader')} {self.loader}, which loads into ordinary memory; "
                 f"give {named('loader')} cuda, or {named('worker_device')} cpu"
@@ -90,7 +90,7 @@ class Settings(Declarations):
 
     def _check_drafts(self, named: Callable[[str], str]) -> None:
         if not self.has_drafts:
-            if self.given("draft_from") and self.draft == 0:
+            if self.is_given("draft_from") and self.draft == 0:
                 raise ConfigError(
                     f"{named('draft_from')} is {self.draft_from!r} without {named('draft')}; give "
                     f"{named('draft')} auto or a number, too"
@@ -150,12 +150,12 @@ class Settings(Declarations):
     @property
     def workers_given(self) -> bool:
         """Whether the number of workers is known here. On a Ray cluster it is known only if the setting is given."""
-        return self.given("workers") or not self.uses_existing_ray
+        return self.is_given("workers") or not self.uses_existing_ray
 
     @property
     def slots_given(self) -> bool:
         """Whether the number of slots was given."""
-        return self.given("slots") and self.slots != "auto"
+        return self.is_given("slots") and self.slots != "auto"
 
     @property
     def has_shadow(self) -> bool:

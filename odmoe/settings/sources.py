@@ -11,7 +11,7 @@ from typing import Any
 from odmoe.settings.derived import LASTING_ONLY
 from odmoe.settings.settings import Settings
 from odmoe.settings.system_settings import check_read
-from odmoe.settings.table import declared, flag
+from odmoe.settings.table import declaration_of, flag
 from scheduler.errors import ConfigError
 from scheduler.policies.registry import CHOICES, is_read, keeps_all, readers
 from scheduler.unknown_names import nearest
@@ -159,7 +159,7 @@ def dump(found: Effective) -> str:
     for name in Settings.names():
         value = getattr(settings, name)
         shown: Any = list(value) if isinstance(value, tuple) else value
-        if declared(Settings, name).secret and value:
+        if declaration_of(Settings, name).secret and value:
             lines.append(f"# {name}: not shown  # {found.origin.get(name, 'default')}")
             continue
         text = yaml.safe_dump(shown, default_flow_style=True, width=1000).removesuffix("...\n")

@@ -106,7 +106,7 @@ def one_of(default: str | None, names: Iterable[str], about: str, *, heading: st
     ).field()
 
 
-def declared(table: type[Table], name: str) -> Declared:
+def declaration_of(table: type[Table], name: str) -> Declared:
     """The declaration of a setting."""
     extra: Any = table.model_fields[name].json_schema_extra
     found: Declared = extra["declared"]
@@ -115,7 +115,7 @@ def declared(table: type[Table], name: str) -> Declared:
 
 def again(table: type[Table], name: str, **changes: Any) -> Any:
     """Declare a setting of another table again, with `changes` to the fields of its `Declared`."""
-    return replace(declared(table, name), **changes).field()
+    return replace(declaration_of(table, name), **changes).field()
 
 
 def _reject_bool(value: Any) -> Any:
@@ -144,7 +144,7 @@ class Table(BaseModel):
     @field_validator("*")
     @classmethod
     def _is_listed(cls, value: Any, info: ValidationInfo) -> Any:
-        found = declared(cls, str(info.field_name))
+        found = declaration_of(cls, str(info.field_name))
         if found.names and not found.registered and value is not None and value not in found.names:
             raise ValueError("not one of the allowed names")
         return value
@@ -152,15 +152,15 @@ class Table(BaseModel):
     @classmethod
     def names(cls) -> list[str]:
         """The names of all settings, in the order of the headings."""
-        return sorted(cls.model_fields, key=lambda name: HEADINGS.index(declared(cls, name).heading))
+        return sorted(cls.model_fields, key=lambda name: HEADINGS.index(declaration_of(cls, name).heading))
 
     @classmethod
     def names_with(cls, holds: Callable[[Declared], bool]) -> tuple[str, ...]:
         """The settings of whose declaration this holds; those that most people need come first."""
-        names = [name for name in cls.model_fields if holds(declared(cls, name))]
-        return tuple(sorted(names, key=lambda name: not declared(cls, name).common))
+        names = [name for name in cls.model_fields if holds(declaration_of(cls, name))]
+        return tuple(sorted(names, key=lambda name: not declaration_of(cls, name).common))
 
-    def given(self, name: str) -> bool:
+    def is_given(self, name: str) -> bool:
         """Whether the setting was given, rather than a default."""
         return name in self.model_fields_set
 
@@ -170,7 +170,7 @@ def flag(name: str) -> str:
     return f"--{name.replace('_', '-')}"
 
 
-def shown(value: Any) -> str:
+def value_text(value: Any) -> str:
     """A value as it is shown in a message: numbers without quotes, also where a flag gave them as text."""
     return value if isinstance(value, str) and _NUMBER.fullmatch(value) else repr(value)
 
@@ -182,8 +182,8 @@ def _explain(table: type[Table], error: ValidationError, named: Callable[[str], 
     if first["type"] == "extra_forbidden":
         near = nearest(name.replace("_", "-"), [known.replace("_", "-") for known in table.model_fields])
         return f"{named(name)} is not a setting{near or ';'} odmoe config lists all settings"
-    found, value = declared(table, name), first["input"]
+    found, value = declaration_of(table, name), first["input"]
     if found.names:
         return unknown(named(name), value, found.names, "odmoe systems")
-    text = "not valid (the value is not shown)" if found.secret else shown(value)
+    text = "not valid (the value is not shown)" if found.secret else value_text(value)
     return f"{named(name)} is {text}; allowed: {found.allowed}"

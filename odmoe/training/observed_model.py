@@ -23,7 +23,7 @@ class Pass:
     index: dict[int, torch.Tensor] = field(default_factory=dict)
     """[T, k]: the gate's choice."""
     scores: dict[int, torch.Tensor] = field(default_factory=dict)
-    """[T, E], as Gates.ranked."""
+    """[T, E], as Gates.ranked_scores."""
     before: dict[int, torch.Tensor] = field(default_factory=dict)
     """[T, H]: the input of the layer's attention, where attentions are observed."""
 
@@ -67,7 +67,7 @@ class ObservedModel:
             if self.watching:
                 now = self._pass
                 now.inputs[layer], now.index[layer] = args[0], args[1]
-                now.scores[layer] = self.gates.ranked(layer)
+                now.scores[layer] = self.gates.ranked_scores(layer)
 
         return hook
 

@@ -59,10 +59,10 @@ def collect(
     groups = [by_length[first : first + TOGETHER] for first in range(0, len(prompts), TOGETHER)]
     for done, group in enumerate(groups):
 
-        def passed(number: int, done: int = done) -> None:
+        def on_pass(number: int, done: int = done) -> None:
             progress("answering", done * (tokens + 1) + number, len(groups) * (tokens + 1))
 
-        rows = observed.answers([prompts[number] for number in group], tokens, passed)
+        rows = observed.answers([prompts[number] for number in group], tokens, on_pass)
         for number, one in zip(group, rows, strict=True):
             found[number] = _samples(one)
     return found

@@ -106,9 +106,9 @@ class GateTable:
             if experts is not chosen:
                 routed = {event.visit: tuple(itertools.islice(rows, len(event.chosen))) for event in scored}
         pairs = zip(opened, events, strict=True)
-        return [self._routed(one, event, routed.get(event.visit, event.chosen), present) for one, event in pairs]
+        return [self._build_gate(one, event, routed.get(event.visit, event.chosen), present) for one, event in pairs]
 
-    def _routed(self, opened: LayerVisit, event: t.GateFired, experts: Chosen, present: set[int]) -> Gate:
+    def _build_gate(self, opened: LayerVisit, event: t.GateFired, experts: Chosen, present: set[int]) -> Gate:
         chosen, changed = dict(event.rows), experts != event.chosen
         if changed:
             chosen = dict(sorted(Counter(itertools.chain.from_iterable(experts)).items()))

@@ -220,7 +220,7 @@ class Core:
         self._audits.on_worker_lost(event.worker)
         demands = sorted(lost.demands(), key=lambda demand: demand.urgency)
         for demand in demands:
-            self._slots.set_back(demand)
+            self._slots.requeue(demand)
         for demand in suspects:
             demand.lost = (*demand.lost, event.worker)
         over = [demand for demand in counted if demand.failures + 1 >= MAX_FAILURES]
@@ -369,7 +369,7 @@ class Core:
             self._retry_failed(demand.entry, [demand], event.reason)
         elif not self._count_failure(demand, event.reason):
             host = demand.worker
-            self._slots.set_back(demand)
+            self._slots.requeue(demand)
             self._slots.place(demand, avoid=host)
 
     def _retry_failed(self, entry: SlotEntry, failed: list[Demand], reason: str) -> None:
@@ -382,7 +382,7 @@ class Core:
             again = list(entry.users)
             self._slots.evict(entry)
             for demand in again:
-                self._slots.set_back(demand)
+                self._slots.requeue(demand)
             for demand in again:
                 self._slots.place(demand, avoid=entry.worker)
 

@@ -46,7 +46,7 @@ class PassTracker:
         self._weighs_forms = strategy.precision.forms != (FULL,)
 
     @property
-    def _predicted(self) -> bool:
+    def _has_predictions(self) -> bool:
         """There are predictions just now, by the shadow or by a predictor."""
         return self._shadow.present or self._strategy.predicts
 
@@ -197,7 +197,7 @@ class PassTracker:
             return
         opened = self._visits.open(request, visit)
         wanted = experts if bring is None else bring
-        expected = self._expected(opened, row, wanted)
+        expected = self._to_prefetch(opened, row, wanted)
         demands = opened.demands
         if opened.unloadable:
             opened.unloadable = tuple(expert for expert in opened.unloadable if expert in expected)
@@ -210,7 +210,7 @@ class PassTracker:
                     demand.importance = importance.of(expert)
                 self._slots.place(demand, self._worker_of(opened, number))
 
-    def _expected(self, opened: LayerVisit, row: t.Visit, bring: tuple[int, ...]) -> tuple[int, ...]:
+    def _to_prefetch(self, opened: LayerVisit, row: t.Visit, bring: tuple[int, ...]) -> tuple[int, ...]:
         """What is prefetched for the visit: in a block for all of its rows."""
         request = opened.request
         if not request.in_block or opened.id.position != request.position:
@@ -292,7 +292,7 @@ class PassTracker:
     def on_gate_fired(self, event: t.GateFired) -> None:
         """The layer's experts are demanded once the gates of all passes of the step have fired."""
         step, number = self._state.step, event.visit.request
-        self._gates.note(event, self._predicted)
+        self._gates.note(event, self._has_predictions)
         if number in step.passes:
             step.gates[number] = event
             self._fire_together()

@@ -215,7 +215,7 @@ class SlotTable:
                 entry.last = None
         demand.entry, demand.worker = None, -1
 
-    def set_back(self, demand: Demand) -> None:
+    def requeue(self, demand: Demand) -> None:
         """It begins again, from its load; answers that its worker still owes are ignored. `place` it then."""
         if demand.confirmed:
             demand.visit.missing += demand.state in ("ready", "hosted")
@@ -360,9 +360,9 @@ class SlotTable:
 
     def _clear_link(self, worker: Worker) -> None:
         """A demand load is behind prefetches: those are pre-empted."""
-        last = max((place for place, entry in enumerate(worker.link) if entry.confirmed), default=0)
+        last = max((place for place, entry in enumerate(worker.link) if entry.is_confirmed), default=0)
         for entry in worker.link[:last]:
-            if not entry.confirmed:
+            if not entry.is_confirmed:
                 self._preempt(worker, entry)
 
     def _fill(self, worker: Worker) -> None:
@@ -390,7 +390,7 @@ class SlotTable:
             if not (worker.free or worker.idle or absent):
                 return False
         elif worker.link:
-            for entry in [one for one in worker.link if not one.confirmed]:
+            for entry in [one for one in worker.link if not one.is_confirmed]:
                 self._preempt(worker, entry)
         if self._residency.full(demand.expert) and self._make_way(worker, demand):
             return True

@@ -162,7 +162,7 @@ class SlotEntry:
     """The demand with that computation."""
 
     @property
-    def confirmed(self) -> bool:
+    def is_confirmed(self) -> bool:
         """A gate has chosen it."""
         return any(demand.confirmed for demand in self.users)
 
@@ -334,7 +334,7 @@ class Worker:
 
     def least_urgent_prefetch(self, among: Sequence[SlotEntry | None]) -> SlotEntry | None:
         """What can be put off: in a slot for a prefetch only, and needed last."""
-        entries = [entry for entry in among if entry is not None and entry.users and not entry.confirmed]
+        entries = [entry for entry in among if entry is not None and entry.users and not entry.is_confirmed]
         return max(entries, key=_urgency, default=None)
 
     def under_way(self) -> list[Demand]:

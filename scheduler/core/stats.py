@@ -134,7 +134,7 @@ class RequestStats:
         return self.by_index[index]
 
     @property
-    def unmatched(self) -> int:
+    def unmatched_count(self) -> int:
         """Layers whose gate has fired and whose prediction has not come yet."""
         return len(self._activated)
 

@@ -16,7 +16,7 @@ def validate(state: State) -> None:
     demands = {demand for visit in state.visits.values() for demand in visit.demands.values()}
     audited = {id(audit.entry) for audit in state.audits.values() if audit.alone}
     wrong = [*_visits(state), *_waiting(state, demands), *_calls(state, demands), *_loads(state), *_marks(state)]
-    wrong += _shared(state, audited)
+    wrong += _sharing(state, audited)
     for worker in state.workers.values():
         found = (*_slots(worker, audited), *_places(worker, demands))
         wrong += [f"worker {worker.number}: {what}" for what in found]
@@ -122,7 +122,7 @@ def _loads(state: State) -> Iterator[str]:
         yield f"the loads {sorted(listed)} are in flight, and {sorted(state.loads)} are listed"
 
 
-def _shared(state: State, audited: set[int]) -> Iterator[str]:
+def _sharing(state: State, audited: set[int]) -> Iterator[str]:
     """What may be shared: kept experts, others in slots, and queued demands."""
     entries = [entry for worker in state.workers.values() for entry in _entries(worker, audited)]
     kept = {(layer, number): entry for layer, found in state.kept.items() for number, entry in found.items()}

@@ -27,7 +27,7 @@ class WorkerTable:
         self._state = state
         self._grouping = grouping
         self._residency = residency
-        self.homes = Homes(state.shape) if residency.homed else None
+        self.homes = Homes(state.shape) if residency.has_homes else None
         """Where each expert lives, if the residency gives it one worker and loads it nowhere else."""
 
     @property

@@ -34,7 +34,7 @@ class StepCost:
         self._slopes: tuple[float, float] | None = None
 
     @property
-    def known(self) -> bool:
+    def is_known(self) -> bool:
         """A step was measured."""
         return self._mean[2] > 0
 
@@ -42,10 +42,10 @@ class StepCost:
         """Different experts of a layer that so many rows need."""
         return self._experts * (1 - math.pow(self._missed, rows))
 
-    def stepped(self, rows: int, seconds: float) -> None:
+    def on_step_ended(self, rows: int, seconds: float) -> None:
         """A step that only decodes has ended."""
         self._slopes = None
-        if not self.known:
+        if not self.is_known:
             self._mean = self.experts(rows), float(rows), seconds
             return
         x, y, s = self.experts(rows) - self._mean[0], rows - self._mean[1], seconds - self._mean[2]

@@ -1,10 +1,10 @@
 """How many drafts a block verifies: `--draft N` or `--draft auto`.
 
 lengths = DraftLengths("auto", False, 8, 2)    one for all requests
-length = lengths.opened()                      one for each
+length = lengths.make_length()                 one for each
 rows = length.rows(available, most)            before each pass that decodes
-length.verified(rows, gained)                  after it; `foretold` where the table had a draft that was in no block
-lengths.stepped(total_rows, seconds)           once a step, for all requests
+length.on_verified(rows, gained)               after it; `on_foretold` for a draft that was in no block
+lengths.on_step_ended(total_rows, seconds)     once a step, for all requests
 length.drafts()                                for `TokenDecoded`
 """
 
@@ -67,10 +67,10 @@ class DraftLength(Protocol):
     def drafts(self) -> int:
         """Passes that the shadow should run ahead, see `TokenDecoded`. 0: no drafts are wanted."""
 
-    def verified(self, rows: int, gained: int) -> None:
+    def on_verified(self, rows: int, gained: int) -> None:
         """A pass of so many rows gave `gained` tokens, 1 to `rows`."""
 
-    def foretold(self, right: bool) -> None:
+    def on_foretold(self, right: bool) -> None:
         """There was a draft of a token that the main model chose without verifying it in a block."""
 
 
@@ -89,10 +89,10 @@ class FixedLength:
     def drafts(self) -> int:
         return _ahead(self._rows, self._late)
 
-    def verified(self, rows: int, gained: int) -> None:
+    def on_verified(self, rows: int, gained: int) -> None:
         pass
 
-    def foretold(self, right: bool) -> None:
+    def on_foretold(self, right: bool) -> None:
         pass
 
 
@@ -111,19 +111,19 @@ class DraftLengths:
         """Right drafts of the step under way."""
         self._draft = draft
 
-    def opened(self) -> DraftLength:
+    def make_length(self) -> DraftLength:
         """Of a new request."""
         return FixedLength(int(self._draft), self.late) if self._draft != AUTO else AutoLength(self)
 
-    def stepped(self, plans: Iterable[Planned], total_rows: int, seconds: float, decoding: bool = True) -> None:
-        """A step has ended. `plans`: of the requests in it, after their `verified`. `decoding`: it read no prompt."""
+    def on_step_ended(self, plans: Iterable[Planned], total_rows: int, seconds: float, decoding: bool = True) -> None:
+        """`plans`: of the requests in the step, after their `on_verified`. `decoding`: it read no prompt."""
         now = Planned()
         for plan in plans:
             now = now.plus(plan)
         if decoding:
-            self.cost.stepped(total_rows, seconds)
+            self.cost.on_step_ended(total_rows, seconds)
             if now.requests:
-                self.trial.stepped(now.requests, now.drafted, now.right, now.requests + self.gained, seconds)
+                self.trial.on_step_ended(now.requests, now.drafted, now.right, now.requests + self.gained, seconds)
         self.last, self.gained = now, 0
 
 
@@ -148,28 +148,28 @@ class AutoLength:
     def rows(self, available: int, most: int) -> int:
         rows = self._best(min(1 + available, most, MOST_ROWS))
         drafted = rows > 1 or self._asked > 0
-        self.plan = Planned(1, rows, expected(self._right, rows), self._right, drafted)
+        self.plan = Planned(1, rows, expected_tokens(self._right, rows), self._right, drafted)
         return rows
 
     def drafts(self) -> int:
         self._asked = _ahead(self._best(MOST_ROWS), self._all.late)
         return self._asked
 
-    def verified(self, rows: int, gained: int) -> None:
+    def on_verified(self, rows: int, gained: int) -> None:
         self._all.gained += gained - 1
         for _ in range(gained - 1):
-            self.foretold(True)
+            self.on_foretold(True)
         if gained < rows:
-            self.foretold(False)
+            self.on_foretold(False)
 
-    def foretold(self, right: bool) -> None:
+    def on_foretold(self, right: bool) -> None:
         self._trials += 1
         self._right += (right - self._right) * max(_RATE, 1 / self._trials)
 
     def _best(self, limit: int) -> int:
         """The best number of rows, at most `limit`."""
         cost, others = self._all.cost, self._all.last.without(self.plan)
-        if self._right < _LEAST or not cost.known or not self._all.trial.allows(self._right):
+        if self._right < _LEAST or not cost.is_known or not self._all.trial.allows(self._right):
             return 1
         none = (1 + others.requests) / cost.seconds(1 + others.requests)  # where nobody has drafts
         best, most = 1, (1 + others.tokens) / cost.seconds(1 + others.rows)
@@ -183,7 +183,7 @@ class AutoLength:
         return best
 
 
-def expected(right: float, rows: int) -> float:
+def expected_tokens(right: float, rows: int) -> float:
     """Tokens of a block in which each draft is right with this probability, if those before it are."""
     return sum(right**row for row in range(rows))
 

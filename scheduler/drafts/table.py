@@ -8,15 +8,17 @@ from scheduler.drafts.path import START, extend
 
 
 class DraftTable:
-    """Main's tokens come in by `decoded`, the shadow's by `offer`, in any order of the two. A draft that was made for
-    another answer is kept apart by its path."""
+    """The main model's tokens come in by `on_decoded`, the shadow's by `offer`, in any order.
+
+    A draft that was made for another answer is kept apart by its path.
+    """
 
     def __init__(self) -> None:
         self._count = 0  # tokens of the answer
         self._path = START
         self._drafts: dict[int, tuple[int, int]] = {}  # number of a token -> draft of it, path of the answer before
 
-    def decoded(self, tokens: Iterable[int]) -> bool | None:
+    def on_decoded(self, tokens: Iterable[int]) -> bool | None:
         """The next tokens of the answer. Whether the last of them had been drafted rightly; None: there was no draft of
         it."""
         right = None

@@ -28,7 +28,7 @@ class Trial:
             return False
         return self._left == 0 or right > self._right + _BETTER
 
-    def stepped(self, requests: int, drafted: bool, right: float, tokens: int, seconds: float) -> None:
+    def on_step_ended(self, requests: int, drafted: bool, right: float, tokens: int, seconds: float) -> None:
         """A step that only decodes has ended. `drafted`: drafts were verified or asked for. `right`: the best
         acceptance of its requests."""
         steps, alone = self._alone.get(requests, (0, 0.0))

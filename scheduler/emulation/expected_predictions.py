@@ -36,15 +36,15 @@ class ExpectedPredictions:
         self._lock = threading.Lock()
         self._requests: dict[int, _Request] = {}
 
-    def opened(self, request: int) -> None:
+    def on_opened(self, request: int) -> None:
         with self._lock:
             self._requests[request] = _Request()
 
-    def closed(self, request: int) -> None:
+    def on_closed(self, request: int) -> None:
         with self._lock:
             self._requests.pop(request, None)
 
-    def announced(self, request: int, step: int, at: float) -> None:
+    def on_announced(self, request: int, step: int, at: float) -> None:
         """Decode pass `step` was announced; the announcement reaches the shadow at `at`."""
         with self._lock:
             state = self._requests.get(request)
@@ -53,7 +53,7 @@ class ExpectedPredictions:
                     state.since = max(state.since, at)
                 state.announced = max(state.announced, step)
 
-    def progressed(self, request: int, settled: int | None, at: float) -> None:
+    def on_progress(self, request: int, settled: int | None, at: float) -> None:
         """The shadow has sent a prediction at `at`, or has had none to send for a layer. `settled`: it has nothing more
         to predict as long as no pass after that one is announced."""
         with self._lock:

@@ -149,12 +149,12 @@ def _read_head(head: Any) -> tuple[dict[str, Any], CoreConfig]:
     if not isinstance(about, dict) or not isinstance(core, dict):
         raise _WrongError("its head does not describe the run")
     try:
-        shape = _made(t.ModelShape, core["shape"])
+        shape = _build(t.ModelShape, core["shape"])
         if not _possible(shape):  # before a scheduler allocates state for it
             raise _WrongError(f"no model has the shape {shape!r:.200}")
-        alignment = _made(Alignment, core["alignment"])
-        system = _made(SystemConfig, core["system"])
-        core_config = _made(CoreConfig, core | {"shape": shape, "alignment": alignment, "system": system})
+        alignment = _build(Alignment, core["alignment"])
+        system = _build(SystemConfig, core["system"])
+        core_config = _build(CoreConfig, core | {"shape": shape, "alignment": alignment, "system": system})
         make_core(core_config)
     except (_WrongError, KeyError, TypeError, ValueError, ConfigError) as error:
         raise _WrongError(f"its head does not describe a valid scheduler ({error})") from error
@@ -177,7 +177,7 @@ def _possible(shape: t.ModelShape) -> bool:
 # --- values -----------------------------------------------------------------------------------------------------
 
 
-def _typed(kind: type) -> Callable[[Any], Any]:
+def _type_check(kind: type) -> Callable[[Any], Any]:
     def check(value: Any) -> Any:
         if type(value) is not kind:
             raise _WrongError(f"{value!r} where {kind.__name__} is expected")
@@ -196,7 +196,7 @@ def _several(check: Callable[[Any], Any]) -> Callable[[Any], Any]:
     return lambda value: tuple([check(item) for item in _tuple(value)])
 
 
-def _fixed(kind: Callable[..., Any], *checks: Callable[[Any], Any]) -> Callable[[Any], Any]:
+def _tuple_check(kind: Callable[..., Any], *checks: Callable[[Any], Any]) -> Callable[[Any], Any]:
     def check(value: Any) -> Any:
         if len(_tuple(value)) != len(checks):
             raise _WrongError(f"{value!r} where {len(checks)} values are expected")
@@ -221,30 +221,30 @@ def _form(value: Any) -> str:
     return str(value)
 
 
-_int = _typed(int)
+_int = _type_check(int)
 _OF_TYPE: dict[Any, Callable[[Any], Any]] = {
     int: _int,
     int | None: _or_none(_int),
     float: _finite,
-    str: _typed(str),
-    bool: _typed(bool),
-    bool | None: _or_none(_typed(bool)),
-    t.Visit: _fixed(t.Visit, _int, _int, _int),
-    t.ExpertId: _fixed(t.ExpertId, _int, _int),
+    str: _type_check(str),
+    bool: _type_check(bool),
+    bool | None: _or_none(_type_check(bool)),
+    t.Visit: _tuple_check(t.Visit, _int, _int, _int),
+    t.ExpertId: _tuple_check(t.ExpertId, _int, _int),
     tuple[int, ...]: _several(_int),
-    tuple[t.Pass, ...]: _several(_fixed(t.Pass, _int, _int, _int, _typed(bool))),
-    tuple[t.FormCost, ...]: _several(_fixed(t.FormCost, _form, _finite, _finite, _typed(bool))),
-    Alignment: _typed(Alignment),
-    t.ModelShape: _typed(t.ModelShape),
+    tuple[t.Pass, ...]: _several(_tuple_check(t.Pass, _int, _int, _int, _type_check(bool))),
+    tuple[t.FormCost, ...]: _several(_tuple_check(t.FormCost, _form, _finite, _finite, _type_check(bool))),
+    Alignment: _type_check(Alignment),
+    t.ModelShape: _type_check(t.ModelShape),
     float | None: _or_none(_finite),
-    SystemConfig: _typed(SystemConfig),
-    tuple[tuple[int, int], ...]: _several(_fixed(lambda *pair: pair, _int, _int)),
+    SystemConfig: _type_check(SystemConfig),
+    tuple[tuple[int, int], ...]: _several(_tuple_check(lambda *pair: pair, _int, _int)),
     tuple[tuple[int, ...], ...]: _several(_several(_int)),
     tuple[tuple[float, ...], ...]: _several(_several(_finite)),
 }
 
 
-def _made(cls: Any, fields: dict[str, Any]) -> Any:
+def _build(cls: Any, fields: dict[str, Any]) -> Any:
     """A dataclass from the values of all its fields, each checked for its type. Raises _WrongError, KeyError,
     TypeError, ConfigError."""
     hints = get_type_hints(cls)
@@ -256,7 +256,7 @@ def _made(cls: Any, fields: dict[str, Any]) -> Any:
 def _forms(union: Any) -> dict[str, tuple[Any, Callable[[Any], Any]]]:
     """name -> (class, function that makes an instance from its fields)."""
     return {
-        cls.__name__: (cls, _fixed(cls, *(_OF_TYPE[kind] for kind in get_type_hints(cls).values())))
+        cls.__name__: (cls, _tuple_check(cls, *(_OF_TYPE[kind] for kind in get_type_hints(cls).values())))
         for cls in get_args(union)
     }
 
@@ -278,7 +278,7 @@ def _fact(row: Any, forms: dict[str, tuple[Any, Callable[[Any], Any]]], shape: t
     if name not in forms:
         raise _WrongError(f"{name!r} is not an event or a command; known: {', '.join(forms)}")
     fact = forms[name][1](tuple(fields))
-    layers, experts = _named(fact)
+    layers, experts = _layers_and_experts(fact)
     if not set(layers) <= set(shape.layers) or not all(0 <= expert < shape.experts for expert in experts):
         raise _WrongError(f"{fact} names a layer or an expert that the model does not have")
     if not all(0 <= count <= MAX_COUNT for count in _counts(fact)):
@@ -286,7 +286,7 @@ def _fact(row: Any, forms: dict[str, tuple[Any, Callable[[Any], Any]]], shape: t
     return fact
 
 
-def _named(fact: Any) -> tuple[list[int], list[int]]:
+def _layers_and_experts(fact: Any) -> tuple[list[int], list[int]]:
     """Layers and experts that an event or a command names."""
     if isinstance(fact, t.Predicted):
         return [fact.layer], list(fact.experts)

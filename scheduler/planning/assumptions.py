@@ -8,7 +8,7 @@ from scheduler.planning.scaling import RECALLS, Hardware, Policy
 from scheduler.timing.profile import Profile
 
 
-def assumed(profile: Profile, hardware: Hardware, policy: Policy) -> list[str]:
+def list_assumptions(profile: Profile, hardware: Hardware, policy: Policy) -> list[str]:
     """The values that were not given, and where they come from."""
     base = hardware.base
     found = [

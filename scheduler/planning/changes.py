@@ -14,7 +14,7 @@ from scheduler.planning.scaling import (
     at_once,
     equation_1,
     memory,
-    scaled,
+    scale_profile,
     size_text,
     workers_needed,
 )
@@ -52,7 +52,7 @@ def trials(setup: Setup, group_size: int, slots: int) -> list[Trial]:
     ]
 
 
-def compared(
+def compare_speeds(
     trial: Trial,
     rate: float,
     rates_at_fits: Sequence[float],
@@ -73,7 +73,7 @@ def compared(
 
 def _hardware(setup: Setup, group_size: int, slots: int) -> Iterator[_Different]:
     model, hardware = setup.model, setup.hardware
-    profile = scaled(setup)
+    profile = scale_profile(setup)
     worker = memory(setup, slots + 1)["worker"]
     fits = hardware.device_bytes is None or worker <= hardware.device_bytes
     yield (
@@ -104,7 +104,7 @@ def _hardware(setup: Setup, group_size: int, slots: int) -> Iterator[_Different]
 def _policy(setup: Setup, group_size: int, slots: int) -> Iterator[_Different]:
     model, policy = setup.model, setup.policy
     if _roomy(setup):
-        yield _kept(setup, group_size)
+        yield _keep_all(setup, group_size)
     if model.item_bytes > _BFLOAT16:
         half = replace(setup, model=replace(model, item_bytes=_BFLOAT16))
         yield (
@@ -142,7 +142,7 @@ def _price(setup: Setup, slots: int) -> str:
     return f"a machine with {size_text(memory(setup, slots)['shadow'])} for the shadow"
 
 
-def _kept(setup: Setup, group_size: int) -> _Different:
+def _keep_all(setup: Setup, group_size: int) -> _Different:
     """Every expert stays in a slot. This takes as much memory as the whole model."""
     model, workers = setup.model, setup.hardware.workers
     slots = -(-model.layers * model.experts // workers)
@@ -155,12 +155,12 @@ def _limits(setup: Setup, group_size: int, slots: int) -> Iterator[_Different]:
     """Changes that are not possible in practice, but show where the remaining time goes."""
     policy = setup.policy
     if not _roomy(setup):
-        yield _kept(setup, group_size)
+        yield _keep_all(setup, group_size)
     if policy.shadow == "none":
         return
     perfect = replace(setup, policy=replace(policy, recall=1.0))
     yield "if every prediction were right", "", perfect, group_size, slots
-    early = replace(setup, policy=replace(policy, alignment=Alignment(0, 0), recall=policy.expected))
+    early = replace(setup, policy=replace(policy, alignment=Alignment(0, 0), recall=policy.expected_recall))
     yield "if the shadow needed no alignment for the same recall", "", early, group_size, slots
 
 

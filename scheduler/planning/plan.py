@@ -11,7 +11,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from scheduler.errors import ConfigError
-from scheduler.planning.changes import compared, trials
+from scheduler.planning.changes import compare_speeds, trials
 from scheduler.planning.scaling import (
     DRAFTED,
     PROMPTS,
@@ -26,10 +26,10 @@ from scheduler.planning.scaling import (
     compared_tokens,
     details,
     equation_1,
-    fitted,
     memory,
+    other_fits,
     rates,
-    scaled,
+    scale_profile,
 )
 from scheduler.timing.load_budget import LoadBudget
 from scheduler.timing.profile import Profile
@@ -98,7 +98,7 @@ def make_estimate(setup: Setup, step: Callable[[], None] = lambda: None, each: E
     not depend on it. Raises ConfigError, DoesNotFitError."""
     if not 1 <= setup.hardware.workers:
         raise ConfigError(f"workers is {setup.hardware.workers}; allowed: 1, 2, ...")
-    profile = scaled(setup)
+    profile = scale_profile(setup)
     tried = choose(setup, step, each)
     (group_size, slots), short = next(iter(tried.items()))
     whole = Run(setup, group_size, slots)
@@ -139,7 +139,7 @@ def make_plan(
     group_size, slots, rate = known.group_size, known.slots, known.tokens_per_s
     tokens = compared_tokens(setup.model)
     blocks = DRAFTED if setup.policy.system.predictor == "sep" else ()
-    others = list(fitted(setup))
+    others = list(other_fits(setup))
     base_s = setup.hardware.base.load_s
     far = sorted(others, key=lambda one: -abs(one.hardware.base.load_s - base_s))[:1]  # the others lie between
     changes = trials(setup, group_size, slots)
@@ -156,7 +156,7 @@ def make_plan(
     )
     rates_drafted = dict(zip(blocks, drafted, strict=True))
     every = [
-        compared(one, now, now_far, known.compared, unchanged_far, rate)
+        compare_speeds(one, now, now_far, known.compared, unchanged_far, rate)
         for one, now, now_far in zip(changes, changed, changed_far, strict=True)
     ]
     every = [*_drafting(rates_drafted, rate), *every]

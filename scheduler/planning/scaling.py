@@ -97,7 +97,7 @@ class Policy:
         return replace(self.chosen, predictor="none") if self.shadow == "none" else self.chosen
 
     @property
-    def expected(self) -> float:
+    def expected_recall(self) -> float:
         return self.recall if self.recall is not None else RECALLS.get(self.shadow, 0.0)
 
 
@@ -138,7 +138,7 @@ def workspace_bytes(model: ModelSize) -> int:
     return model.restoring_bytes + MINI_BATCH * (model.expert // model.hidden + model.hidden) * model.item_bytes
 
 
-def scaled(setup: Setup) -> Profile:
+def scale_profile(setup: Setup) -> Profile:
     """The base profile's times for this model on this hardware. Raises ConfigError if the profile does not name the
     model and devices that its times were measured with."""
     model, hardware, base = setup.model, setup.hardware, setup.hardware.base
@@ -267,12 +267,12 @@ def outcome(setup: Setup, group_size: int, slots: int, tokens: int | None = None
     """Simulate an answer of `tokens` tokens; None: enough for a stable figure. A prompt delays only the first one."""
     tokens = tokens or min(max(_VISITS // (setup.model.layers * setup.model.top_k), _LEAST), _MOST)
     scenario = _scenario(setup, group_size, slots, tokens, prompt_tokens)
-    return simulate(scenario, random_workload(scenario, setup.policy.expected, _SEED))
+    return simulate(scenario, random_workload(scenario, setup.policy.expected_recall, _SEED))
 
 
 def _scenario(setup: Setup, group_size: int, slots: int, tokens: int, prompt_tokens: int) -> Scenario:
     return Scenario(
-        scaled(setup),
+        scale_profile(setup),
         prompt_tokens=prompt_tokens,
         tokens=tokens,
         workers=setup.hardware.workers,
@@ -310,8 +310,10 @@ def speed_together(setup: Setup, group_size: int, slots: int, together: Together
         batch_dense=together.batch_dense,
         draft=together.draft,
     )
-    found = simulate_requests(scenario, random_arrivals(scenario, setup.policy.expected, _SEED)).decode_tokens_per_s
-    return _aligned(setup, found or 0.0)
+    found = simulate_requests(
+        scenario, random_arrivals(scenario, setup.policy.expected_recall, _SEED)
+    ).decode_tokens_per_s
+    return _cap_by_alignment(setup, found or 0.0)
 
 
 class Detail(NamedTuple):
@@ -362,16 +364,16 @@ def details(run: Run) -> Detail:
     """Of an answer that is long enough for stable figures."""
     found = outcome(run.setup, run.group_size, run.slots)
     rate = found.decode_tokens_per_s or 0.0
-    bounded = _aligned(run.setup, rate)
+    bounded = _cap_by_alignment(run.setup, rate)
     if bounded == rate:
-        return Detail(rate, luck(found.ttft_s, found.token_s), found.bound, found.where)
+        return Detail(rate, luck(found.ttft_s, found.token_s), found.bottleneck, found.where)
     where = found.where | {"network": found.where.get("network", 0.0) + 1 / bounded - 1 / rate}
     return Detail(bounded, 0.0, "network", where)
 
 
-def _aligned(setup: Setup, rate: float) -> float:
+def _cap_by_alignment(setup: Setup, rate: float) -> float:
     """Tokens/s with which the link keeps up: predictions are as good as planned only after every token's alignment."""
-    profile = scaled(setup)
+    profile = scale_profile(setup)
     if setup.policy.shadow == "none" or not setup.policy.alignment.kv_period or not alignment_s(profile):
         return rate
     return min(rate, 1 / alignment_s(profile))
@@ -382,7 +384,7 @@ def choose(setup: Setup, step: Callable[[], None] = lambda: None, each: Each = m
     memory comes first, then the group size nearest to top-k. Raises DoesNotFitError if no expert, or fewer than the
     given slots, fit on a worker."""
 
-    def tried(pairs: list[tuple[int, int]]) -> dict[tuple[int, int], float]:
+    def try_pairs(pairs: list[tuple[int, int]]) -> dict[tuple[int, int], float]:
         runs = [Run(setup, *pair, compared_tokens(setup.model)) for pair in pairs]
         return dict(zip(pairs, rates(each, step, runs), strict=True))
 
@@ -394,12 +396,12 @@ def choose(setup: Setup, step: Callable[[], None] = lambda: None, each: Each = m
             f"{room} expert{'s' * (room > 1)} of {size_text(setup.model.expert_bytes)}; allowed: 1 to {room}"
         )
     groups = [policy.group_size] if policy.group_size else _sizes(workers, top_k)
-    found = tried([(group, policy.slots or 1) for group in groups])
+    found = try_pairs([(group, policy.slots or 1) for group in groups])
     fastest = max(found, key=lambda pair: found[pair])[0]
     if not policy.slots:
-        found |= tried([(fastest, slots) for slots in sorted({2, min(room, _MOST_SLOTS)}) if slots <= room])
+        found |= try_pairs([(fastest, slots) for slots in sorted({2, min(room, _MOST_SLOTS)}) if slots <= room])
         if room > _BETWEEN and found[fastest, 2] < (1 - _EVEN) * found[fastest, _MOST_SLOTS]:
-            found |= tried([(fastest, _BETWEEN)])
+            found |= try_pairs([(fastest, _BETWEEN)])
     enough = (1 - _EVEN) * max(found.values())
     rank = sorted(
         found, key=lambda p: (found[p] < enough, p[1], abs(p[0] - top_k) if found[p] >= enough else -found[p])
@@ -416,7 +418,7 @@ def _sizes(workers: int, top_k: int) -> list[int]:
 
 def speed(setup: Setup, group_size: int, slots: int, tokens: int | None = None) -> float:
     """Simulated decode tokens/s."""
-    return _aligned(setup, outcome(setup, group_size, slots, tokens).decode_tokens_per_s or 0.0)
+    return _cap_by_alignment(setup, outcome(setup, group_size, slots, tokens).decode_tokens_per_s or 0.0)
 
 
 def at_once(setup: Setup) -> Setup:
@@ -424,9 +426,9 @@ def at_once(setup: Setup) -> Setup:
     return replace(setup, hardware=replace(setup.hardware, load_bytes_per_s=math.inf))
 
 
-def fitted(setup: Setup) -> Iterator[Setup]:
+def other_fits(setup: Setup) -> Iterator[Setup]:
     """The setup with the times of each other fit of the base profile."""
-    for base in setup.hardware.base.fitted():
+    for base in setup.hardware.base.other_fits():
         yield replace(setup, hardware=replace(setup.hardware, base=base))
 
 

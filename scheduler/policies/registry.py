@@ -13,11 +13,11 @@ from scheduler.policies.baselines.hobbit import Mixed, Multidimensional, Stacked
 from scheduler.policies.baselines.mixtral_offloading import NextGate
 from scheduler.policies.placement import Balance, DeviceOnly, HostOnly, Placement, PrefillPipeline, ResidentOnly
 from scheduler.policies.precision import FULL, INT2, INT4, Full, Popular, Precision, Uniform
-from scheduler.policies.predictors.base import Predictor, RandomPredictor, Silent
+from scheduler.policies.predictors.base import NoPrediction, Predictor, RandomPredictor
 from scheduler.policies.predictors.gate_based import CrossLayer, NextLayer
 from scheduler.policies.predictors.token_wise import TokenWise
 from scheduler.policies.residency.arc import ARC, ShallowARC
-from scheduler.policies.residency.base import Cacheless, Everything, Residency
+from scheduler.policies.residency.base import Everything, NoCache, Residency
 from scheduler.policies.residency.lrfu import LRFU
 from scheduler.policies.residency.lru import LFU, LRU, Static
 from scheduler.policies.residency.shares import Shares
@@ -52,8 +52,8 @@ class Choice(Generic[T]):
 
 
 PREDICTORS: dict[str, Choice[Predictor]] = {
-    "sep": Choice("A quantised shadow of the model (OD-MoE 3)", lambda shape, c: Silent(shape), SHADOW),
-    "none": Choice("No prediction: loads begin at the gate", lambda shape, c: Silent(shape)),
+    "sep": Choice("A quantised shadow of the model (OD-MoE 3)", lambda shape, c: NoPrediction(shape), SHADOW),
+    "none": Choice("No prediction: loads begin at the gate", lambda shape, c: NoPrediction(shape)),
     "random": Choice("Random experts (OD-MoE Fig. 8)", lambda shape, c: RandomPredictor(shape)),
     "next-gate": Choice(
         "The next layer's gate on this layer's gate input", lambda shape, c: NextGate(shape, c.prefetch), ("prefetch",)
@@ -61,7 +61,7 @@ PREDICTORS: dict[str, Choice[Predictor]] = {
     "cross-layer": Choice("Cross-layer gate above a percentile (Fate 4.2)", lambda shape, c: CrossLayer(shape)),
     "impact": Choice(
         "Gates of three layers, by hidden load time (HybriMoE)",
-        lambda shape, c: _from("baselines.hybrimoe").Impact(shape, **_given(prefetch=c.prefetch)),
+        lambda shape, c: _from("baselines.hybrimoe").Impact(shape, **_drop_none(prefetch=c.prefetch)),
         ("prefetch",),
     ),
     "next-layer": Choice(
@@ -72,17 +72,17 @@ PREDICTORS: dict[str, Choice[Predictor]] = {
     "stacked": Choice("Gates of three layers (HOBBIT)", lambda shape, c: Stacked(shape, c.prefetch), ("prefetch",)),
     "token-wise": Choice(
         "A trained network a layer, N experts (SMOE IV-D)",
-        lambda shape, c: TokenWise(shape, **_given(prefetch=c.prefetch)),
+        lambda shape, c: TokenWise(shape, **_drop_none(prefetch=c.prefetch)),
         _TOKEN_WISE,
     ),
     "token-wise-adaptive": Choice(
         "The same, N follows the recall (SMOE IV-E)",
-        lambda shape, c: TokenWise(shape, adaptive=True, **_given(prefetch=c.prefetch)),
+        lambda shape, c: TokenWise(shape, adaptive=True, **_drop_none(prefetch=c.prefetch)),
         _TOKEN_WISE,
     ),
     "token-wise-flex": Choice(
         "The same, only where a prefetch pays (SMOE IV-E)",
-        lambda shape, c: TokenWise(shape, flex=True, **_given(prefetch=c.prefetch)),
+        lambda shape, c: TokenWise(shape, flex=True, **_drop_none(prefetch=c.prefetch)),
         _TOKEN_WISE,
     ),
     "path": Choice(
@@ -95,7 +95,7 @@ PREDICTORS: dict[str, Choice[Predictor]] = {
     ),
 }
 RESIDENCIES: dict[str, Choice[Residency]] = {
-    "none": Choice("No cache: an expert leaves once computed (OD-MoE)", lambda shape, c: Cacheless()),
+    "none": Choice("No cache: an expert leaves once computed (OD-MoE)", lambda shape, c: NoCache()),
     "all": Choice("Every expert stays; needs a slot for each", lambda shape, c: Everything()),
     "lru": Choice("The least recently used expert leaves", lambda shape, c: LRU(shape)),
     "layer-lru": Choice("LRU in equal shares of the layers", lambda shape, c: Shares(shape)),
@@ -130,14 +130,14 @@ ROUTERS: dict[str, Choice[Router]] = {
     "top-k": Choice("The model's own", lambda shape, c: TopK()),
     "expert-cache": Choice(
         "Residents replace unimportant experts (Importance)",
-        lambda shape, c: ExpertCache(**_given(alpha=c.alpha)),
+        lambda shape, c: ExpertCache(**_drop_none(alpha=c.alpha)),
         ("alpha",),
         exact=False,
         exact_at_0="alpha",
     ),
     "skip": Choice(
         "Leaves out the least experts of a row (AdapMoE)",
-        lambda shape, c: _from("baselines.adapmoe").Skip(**_given(threshold=c.alpha)),
+        lambda shape, c: _from("baselines.adapmoe").Skip(**_drop_none(threshold=c.alpha)),
         ("alpha",),
         exact=False,
         exact_at_0="alpha",
@@ -297,6 +297,6 @@ def _from(module: str) -> Any:
     return importlib.import_module(f"scheduler.policies.{module}")
 
 
-def _given(**options: Any) -> dict[str, Any]:
+def _drop_none(**options: Any) -> dict[str, Any]:
     """Those that are given; a policy's own default holds for the others."""
     return {name: value for name, value in options.items() if value is not None}

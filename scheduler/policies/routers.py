@@ -70,9 +70,9 @@ class ExpertCache:
     def route(self, chosen: Chosen, scores: Scores, resident: Collection[int]) -> Chosen:
         if self.exact or len(scores) != len(chosen):
             return chosen
-        rows = [_classed(experts, row, self.alpha) for experts, row in zip(chosen, scores, strict=True)]
+        rows = [_classify(experts, row, self.alpha) for experts, row in zip(chosen, scores, strict=True)]
         available = {e for row in rows for e in row.top}.union(resident)
-        routed = [row.replaced(available) for row in rows]
+        routed = [row.replace_missing(available) for row in rows]
         if self.batch_aware and len(rows) > 1:
             _share_loads(rows, routed, available)
         return tuple(tuple(experts) for experts in routed)
@@ -85,7 +85,7 @@ class _Row(NamedTuple):
     low: Sequence[int]
     alternatives: Sequence[int]
 
-    def replaced(self, available: Collection[int]) -> list[int]:
+    def replace_missing(self, available: Collection[int]) -> list[int]:
         kept = [e for e in self.low if e in available]
         missing = [e for e in self.low if e not in available]
         substitutes = [e for e in self.alternatives if e in available][: len(missing)]
@@ -93,7 +93,7 @@ class _Row(NamedTuple):
         return [*self.top, *(e for e in self.low if e in stay), *substitutes]
 
 
-def _classed(chosen: Sequence[int], scores: Sequence[float], alpha: float) -> _Row:
+def _classify(chosen: Sequence[int], scores: Sequence[float], alpha: float) -> _Row:
     others = [e for e in range(len(scores)) if e not in chosen]
     beta = max((scores[e] for e in others), default=0.0)
     if not others or not 0 <= beta <= min(scores[e] for e in chosen):

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 
 from scheduler.policies.placement import DeviceOnly, Placement
 from scheduler.policies.precision import Full, Precision
-from scheduler.policies.predictors.base import Predictor, Silent
-from scheduler.policies.residency.base import Cacheless, Residency
+from scheduler.policies.predictors.base import NoPrediction, Predictor
+from scheduler.policies.residency.base import NoCache, Residency
 from scheduler.policies.routers import Router, TopK
 from scheduler.types import ModelShape
 
@@ -39,4 +39,4 @@ class Strategy:
 
 def od_moe(shape: ModelShape) -> Strategy:
     """Nobody stays, the shadow predicts, and nothing is approximated."""
-    return Strategy(Silent(shape), Cacheless(), TopK(), DeviceOnly(), Full())
+    return Strategy(NoPrediction(shape), NoCache(), TopK(), DeviceOnly(), Full())

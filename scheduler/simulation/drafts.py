@@ -18,7 +18,7 @@ class RequestDrafts:
         self.foretold: bool | None = None
         """Of the last token, see `TokenDecoded`."""
         self._table = DraftTable()
-        self._length = lengths.opened()
+        self._length = lengths.make_length()
 
     def offer(self, step: int, token: int, path: int) -> None:
         """A draft has come, see `DraftTable.offer`."""
@@ -35,20 +35,20 @@ class RequestDrafts:
     def read(self, rows: int, gained: int) -> None:
         """A pass over a token and its drafts has ended."""
         self.blocks, self.rows, self.gained = self.blocks + 1, self.rows + rows, self.gained + gained
-        self.foretold = right = self._table.decoded([RIGHT] * gained)
-        self._length.verified(rows, gained)
+        self.foretold = right = self._table.on_decoded([RIGHT] * gained)
+        self._length.on_verified(rows, gained)
         if gained == rows and right is not None:
-            self._length.foretold(right)
+            self._length.on_foretold(right)
 
-    def prefilled(self) -> None:
+    def on_prefilled(self) -> None:
         """The first token exists."""
-        self.foretold = self._table.decoded([RIGHT])
+        self.foretold = self._table.on_decoded([RIGHT])
 
     @property
     def plan(self) -> Planned:
         """See `DraftLength.plan`."""
         return self._length.plan
 
-    def wanted(self) -> int:
+    def draft_count(self) -> int:
         """See `TokenDecoded.drafts`."""
         return self._length.drafts()

@@ -35,7 +35,7 @@ class SimulatedForesight:
             for event in foreseen:
                 self._post(event)
 
-    def decided(self, commands: list[t.Command]) -> None:
+    def on_decided(self, commands: list[t.Command]) -> None:
         """The core has decided where the experts of layers are computed: commands with a `Route`."""
         if self._kind != "attention":
             return
@@ -49,7 +49,7 @@ class SimulatedForesight:
             else:
                 self._send(visit)
 
-    def answered(self, call_id: int) -> None:
+    def on_answered(self, call_id: int) -> None:
         """The answer of a computation has arrived."""
         visit = self._calls.pop(call_id, None)
         if visit is None:

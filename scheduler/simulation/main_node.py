@@ -80,7 +80,7 @@ class SimulatedMain:
         for one in passes:
             one.main_s = self._main_s if self._together else profile.main_s(one.tokens)
         self.steps += 1
-        self._post(t.StepStarted(tuple([one.announced for one in passes])))
+        self._post(t.StepStarted(tuple([one.as_pass for one in passes])))
         if self._together:
             self._begin_together(0)
         else:
@@ -145,7 +145,7 @@ class SimulatedMain:
     def _end_layer(self, layer: int) -> None:
         self.idle_from = now = self._events.now
         if self._decoding:
-            self._breakdown.computed(now - self._layer_start)
+            self._breakdown.add_compute(now - self._layer_start)
         if self._spans is not None:
             self._spans.append(Span("main", "layer", str(layer), self._layer_start, now))
 
@@ -156,7 +156,7 @@ class SimulatedMain:
         if since is None:
             return
         if self._decoding:
-            self._breakdown.waited(since, cause, now)
+            self._breakdown.add_wait(since, cause, now)
         if self._spans is not None:
             self._spans.append(Span("main", "wait", str(layer), since, now))
 

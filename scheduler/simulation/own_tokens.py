@@ -20,7 +20,7 @@ class OwnTokens:
         self._told: set[int] = set()
         self._sent: dict[int, tuple[int, int]] = {}
 
-    def told(self, steps: range) -> None:
+    def on_told(self, steps: range) -> None:
         """The main model's tokens for these passes have come."""
         self._told.update(steps)
 

@@ -56,7 +56,7 @@ class RecordedWorkload:
     acceptance: float | None = None
     """If given, each draft is right with this probability, in place of the recorded ones."""
     likely: float | None = None
-    """The probability that a draft is right that was not recorded; None: `accepted`."""
+    """The probability that a draft is right that was not recorded; None: `accepted_share`."""
     seed: int = 0
     foresight: str | None = None
     gates: dict[tuple[int, int], Gate] = field(default_factory=dict)
@@ -80,12 +80,12 @@ class RecordedWorkload:
         return len(self.passes) / self.decode_s if self.passes and self.decode_s > 0 else None
 
     @property
-    def accepted(self) -> float | None:
+    def accepted_share(self) -> float | None:
         """Share of the recorded drafts that were right; None without any."""
         return sum(self.drafts.values()) / len(self.drafts) if self.drafts else None
 
     @property
-    def scored(self) -> bool:
+    def has_scores(self) -> bool:
         """Whether every gate's scores were recorded."""
         layers, count = len(self.prefill[0]), len(self.prefill)
         keys = ((index, layer) for index in range(-count, len(self.passes)) for layer in range(layers))
@@ -118,7 +118,7 @@ class RecordedWorkload:
         if share is None:
             if index in self.drafts:
                 return self.drafts[index]
-            share = self.accepted if self.likely is None else self.likely
+            share = self.accepted_share if self.likely is None else self.likely
         return share is None or self._draw("token", index)() < share
 
     def ahead(self, index: int, layer: int, same: bool) -> tuple[int, ...] | None:
@@ -129,7 +129,7 @@ class RecordedWorkload:
         before = self.replaced.get((index, layer)) if self.recall is None else None
         return self.predict(index, layer) if before is None else before
 
-    def misled(self, index: int, layer: int) -> tuple[int, ...]:
+    def misled_routes(self, index: int, layer: int) -> tuple[int, ...]:
         """As recorded, else what was predicted from another token, else the routes of another pass."""
         key = index, layer
         found = self.refused.get(key, self.strayed.get(key))
@@ -138,8 +138,8 @@ class RecordedWorkload:
     def _astray(self, index: int, layer: int) -> tuple[int, ...]:
         """What is predicted in a pass that reads another token, or comes after one."""
         if self.recall is None:
-            return self.strayed.get((index, layer)) or self.misled(index, layer)
-        return mistaken(self._draw("astray", index, layer), self.misled(index, layer), self.experts, self.recall)
+            return self.strayed.get((index, layer)) or self.misled_routes(index, layer)
+        return mistaken(self._draw("astray", index, layer), self.misled_routes(index, layer), self.experts, self.recall)
 
     def _other(self, index: int) -> int:
         """Another pass of the answer, if there is one."""
@@ -163,7 +163,7 @@ def recorded_workloads(recording: Recording) -> list[RecordedWorkload]:
             found.append(readers[event.request])
         for command in commands:
             if isinstance(command, t.Resume) and command.visit.request in readers:
-                readers[command.visit.request].resumed(command.visit, now)
+                readers[command.visit.request].on_resumed(command.visit, now)
         if isinstance(event, t.StepStarted):
             steps.add([readers[begun.request] for begun in event.passes if begun.request in readers])
             for begun in event.passes:
@@ -254,7 +254,7 @@ class _Reader:
             return position - self._opened.prompt_tokens
         return -1 - list(self._chunks).index(position) if position in self._chunks else -1
 
-    def resumed(self, visit: t.Visit, now: float) -> None:
+    def on_resumed(self, visit: t.Visit, now: float) -> None:
         if visit.layer == self._shape.layers[-1]:
             self._ends[visit.position] = now
 
@@ -289,7 +289,7 @@ class _Reader:
         position = begun = one.prompt_tokens
         while (gates := self._gates_of(position)) is not None:
             rows = self._blocks.get(position, 1)
-            gained = self._gained(position, len(one.passes), rows)
+            gained = self._count_gained(position, len(one.passes), rows)
             chosen = _rows_of(gates, rows)
             if chosen is None or not 1 <= gained <= rows:
                 break
@@ -310,7 +310,7 @@ class _Reader:
             one.decode_s = self._ends[begun] - self._from[False]
         return told
 
-    def _gained(self, position: int, index: int, rows: int) -> int:
+    def _count_gained(self, position: int, index: int, rows: int) -> int:
         """Tokens that a pass gave. The last one of an answer is not told: it gave as many as the answer has more."""
         if position in self._decoded:
             return self._decoded[position][1].index - index

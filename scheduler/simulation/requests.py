@@ -87,7 +87,7 @@ class StepPass:
     """Seconds of one of its layers on the main node."""
 
     @property
-    def announced(self) -> Pass:
+    def as_pass(self) -> Pass:
         return Pass(self.request.number, self.position, self.tokens, self.prefill)
 
     @property
@@ -107,7 +107,7 @@ class StepPass:
         first, right = self.index, self.tokens if self.request.drafts is None else 1 + self.right
         chosen = tuple(
             [
-                workload.routes(first + row, layer) if row < right else workload.misled(first + row, layer)
+                workload.routes(first + row, layer) if row < right else workload.misled_routes(first + row, layer)
                 for row in range(self.tokens)
             ]
         )
@@ -127,7 +127,7 @@ class StepPass:
             request.chunks += 1
             gained = int(request.read >= arrival.prompt_tokens)
             if gained and request.drafts is not None:
-                request.drafts.prefilled()
+                request.drafts.on_prefilled()
         else:
             gained += self.right
             if request.drafts is not None:
@@ -150,7 +150,7 @@ class RequestQueue:
         self._block = block
 
     @property
-    def unfinished(self) -> bool:
+    def has_unfinished(self) -> bool:
         """Some request has not got its last token."""
         return bool(self._waiting) or any(not request.complete for request in self._open)
 

@@ -141,5 +141,5 @@ class Scenario:
     @property
     def core_config(self) -> CoreConfig:
         """The configuration of the scheduler's core."""
-        mini_batch = self.mini_batch if self.mini_batch or self.profile.networked else ALL_ROWS
+        mini_batch = self.mini_batch if self.mini_batch or self.profile.is_networked else ALL_ROWS
         return CoreConfig(self.shape, self.group, self.alignment, mini_batch, self.system)

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from scheduler import types as t
 from scheduler.alignment import LATE
-from scheduler.departure import LOOKAHEAD, Course, Turn
+from scheduler.departure import LOOKAHEAD, Rewind, ShadowSchedule
 from scheduler.simulation.events import EventHeap
 from scheduler.simulation.own_tokens import OwnTokens
 from scheduler.simulation.scenario import Scenario
@@ -50,7 +50,7 @@ class _Followed:
     request: int
     workload: Workload
     prompt_tokens: int
-    course: Course
+    course: ShadowSchedule
     same: bool = True
     """The tokens that the shadow went on from by itself are the main model's."""
     prefilled: bool = False
@@ -63,7 +63,7 @@ class _Followed:
     told: int = -1
     """The last pass whose alignment has come."""
 
-    def begun(self, step: int) -> bool:
+    def has_begun(self, step: int) -> bool:
         """Whether a pass has begun, and was not taken back."""
         return step < self.course.step or (step == self.course.step and self.course.running)
 
@@ -92,9 +92,9 @@ class SimulatedShadow:
         self._followed: dict[int, _Followed] = {}
         self._busy = False
 
-    def opened(self, request: int, workload: Workload, prompt_tokens: int, tokens: int) -> None:
+    def add_request(self, request: int, workload: Workload, prompt_tokens: int, tokens: int) -> None:
         """A request that `follow` may name. `tokens`: of the answer."""
-        course = Course(self._alignment, self._departure, LOOKAHEAD, 0, tokens - 1)
+        course = ShadowSchedule(self._alignment, self._departure, LOOKAHEAD, 0, tokens - 1)
         self._opened[request] = _Followed(request, workload, prompt_tokens, course)
 
     # --- commands -----------------------------------------------------------------------------------------------
@@ -108,26 +108,28 @@ class SimulatedShadow:
     def align(self, command: t.Align) -> None:
         now = self._events.now
         rows = (command.kv_stop - command.kv_start) * self._profile.layers
-        arrives = self._links.aligned(now, rows)
+        arrives = self._links.send_alignment(now, rows)
         self._add_span("transfer", f"align {command.request}.{command.step} {command.kv_start}", now, arrives)
-        self._events.at(arrives, self._aligned, command)
+        self._events.at(arrives, self._on_align, command)
 
     def unfollow(self, command: t.Unfollow) -> None:
         followed = self._followed.pop(command.request, None)
         if followed is not None:
             followed.running = None
 
-    def _aligned(self, command: t.Align) -> None:
+    def _on_align(self, command: t.Align) -> None:
         followed = self._followed.get(command.request)
         if followed is None:
             return
         other = self._first_other(followed, command)
         gave_up = followed.course.gives_up(command.step)
         rows = command.kv_start < command.kv_stop
-        turn = followed.course.aligned(command.step, other is not None, rows, drafts=command.drafts, first_other=other)
-        if (gave_up or turn == Turn.BACK) and followed.prefilled:
+        turn = followed.course.on_aligned(
+            command.step, other is not None, rows, drafts=command.drafts, first_other=other
+        )
+        if (gave_up or turn == Rewind.BACK) and followed.prefilled:
             followed.running = None
-        if turn == Turn.BACK and followed.own is not None:
+        if turn == Rewind.BACK and followed.own is not None:
             self._go_back(followed, followed.own)
         self._advance()
 
@@ -145,8 +147,8 @@ class SimulatedShadow:
         if followed.own is None:
             return None if followed.workload.same_token(step) else step
         told = range(before + 1, step + 1)
-        other = next((one for one in told if followed.begun(one) and not followed.own.right(one)), None)
-        followed.own.told(told)
+        other = next((one for one in told if followed.has_begun(one) and not followed.own.right(one)), None)
+        followed.own.on_told(told)
         return other
 
     def _go_back(self, followed: _Followed, own: OwnTokens) -> None:
@@ -173,7 +175,7 @@ class SimulatedShadow:
         together = [one for one in running if one.layer == layer]
         self._busy = True
         now, lasts_s = self._events.now, self._profile.shadow_s(len(together))
-        self._events.at(now + lasts_s, self._routed, together)
+        self._events.at(now + lasts_s, self._on_layer_ended, together)
         self._add_span("shadow", str(layer), now, now + lasts_s)
 
     def _start(self, followed: _Followed) -> None:
@@ -192,7 +194,7 @@ class SimulatedShadow:
         course.start()
         followed.running = _Pass(followed, aligned=not missing, same=followed.same)
 
-    def _routed(self, together: list[_Pass]) -> None:
+    def _on_layer_ended(self, together: list[_Pass]) -> None:
         """A layer of these passes has ended."""
         self._busy, now = False, self._events.now
         for one in together:
@@ -202,7 +204,7 @@ class SimulatedShadow:
                 self._predict(one, now)
             one.layer += 1
             if one.layer == self._profile.layers:
-                self._ended(one.followed)
+                self._on_pass_ended(one.followed)
         self._advance()
 
     def _predict(self, one: _Pass, now: float) -> None:
@@ -213,18 +215,18 @@ class SimulatedShadow:
         if experts is None or before.get(layer) == frozenset(experts):
             return
         before[layer] = frozenset(experts)
-        arrives, position = self._links.predicted(now), followed.prompt_tokens + step
+        arrives, position = self._links.send_prediction(now), followed.prompt_tokens + step
         self._events.at(arrives, self._predicted, t.Predicted(followed.request, position, layer, experts))
         self._add_span("transfer", f"prediction {layer} {followed.request}.{position}", now, arrives)
 
-    def _ended(self, followed: _Followed) -> None:
+    def _on_pass_ended(self, followed: _Followed) -> None:
         followed.running, followed.idle_since = None, self._events.now
         if not followed.prefilled:
             followed.prefilled = True
             return
         course = followed.course
         self._draft(followed, course.step)
-        course.ended()
+        course.on_ended()
         for step in [step for step in followed.sent if step < min(course.announced, course.step)]:
             del followed.sent[step]
         if followed.own is not None:
@@ -234,7 +236,7 @@ class SimulatedShadow:
         """Pass `step` has ended."""
         draft = followed.own.draft(step) if followed.own is not None else None
         if draft is not None:
-            arrives = self._links.predicted(self._events.now)
+            arrives = self._links.send_prediction(self._events.now)
             self._events.at(arrives, self._drafted, Draft(followed.request, step + 1, *draft))
 
     def _add_span(self, what: str, label: str, start: float, end: float) -> None:

@@ -96,7 +96,7 @@ class Outcome:
         return self.answer.stats
 
     @property
-    def decoded(self) -> int:
+    def decoded_tokens(self) -> int:
         """Tokens of all answers but the first ones."""
         return sum(len(one.token_s) for one in self.answers)
 
@@ -109,7 +109,7 @@ class Outcome:
     @property
     def decode_tokens_per_s(self) -> float | None:
         """The rate of all requests together. None where each answer has one token."""
-        return self.decoded / self.decode_s if self.decoded else None
+        return self.decoded_tokens / self.decode_s if self.decoded_tokens else None
 
     @property
     def tokens_s(self) -> float:
@@ -119,7 +119,7 @@ class Outcome:
     @property
     def tokens_per_s(self) -> float:
         """The rate of all answers, including prefill."""
-        return (self.decoded + len(self.answers)) / self.tokens_s
+        return (self.decoded_tokens + len(self.answers)) / self.tokens_s
 
     @property
     def gaps_s(self) -> list[float]:
@@ -129,12 +129,14 @@ class Outcome:
     @property
     def loads_a_token(self) -> float | None:
         """Loads begun in decoding, by tokens of all."""
-        return sum(one.stats.decode_loads for one in self.answers) / self.decoded if self.decoded else None
+        return (
+            sum(one.stats.decode_loads for one in self.answers) / self.decoded_tokens if self.decoded_tokens else None
+        )
 
     @property
-    def bound(self) -> str | None:
+    def bottleneck(self) -> str | None:
         """The bottleneck of decoding: compute, network, load or shadow. None without a decode pass."""
-        return bound_by(self.where) if self.decoded else None
+        return bound_by(self.where) if self.decoded_tokens else None
 
 
 def simulate(
@@ -197,15 +199,15 @@ def _check_scores(scenario: Scenario, strategy: Strategy, workload: Workload) ->
         raise ConfigError(f"a block has {scenario.block} rows; policies that read scores are simulated with 1 only")
     if scenario.draft and reads:
         raise ConfigError(f"--draft is {scenario.draft}; policies that read scores are simulated without drafts only")
-    if lacking := unscored(scenario.system, strategy, workload):
-        has = workload.foresight if workload.scored and workload.foresight else "none of it"
+    if lacking := missing_scores(scenario.system, strategy, workload):
+        has = workload.foresight if workload.has_scores and workload.foresight else "none of it"
         raise ConfigError(
             f"{lacking}, but these routes come with {has}; simulate the routes (--routes) of a run that was recorded "
             "with this policy"
         )
 
 
-def unscored(system: SystemConfig, strategy: Strategy, workload: Workload) -> str | None:
+def missing_scores(system: SystemConfig, strategy: Strategy, workload: Workload) -> str | None:
     """The first policy that reads what the workload lacks, and what that is; None if there is none."""
     needed = strategy.predictor.foresight
     readers = [
@@ -214,7 +216,7 @@ def unscored(system: SystemConfig, strategy: Strategy, workload: Workload) -> st
         ("precision", system.precision, strategy.precision.wants_scores),
     ]
     for flag, name, reads in readers:
-        if reads and not workload.scored:
+        if reads and not workload.has_scores:
             return f"--{flag} {name} reads the scores of gates"
     if needed is not None and workload.foresight != needed:
         return f"--predictor {system.predictor} reads what the main model foresees ({needed})"

@@ -76,11 +76,11 @@ class TimeBreakdown:
         added = self._main, self._network, self._compute, self._load, self._shadow
         return dict(zip(CAUSES, added, strict=True))
 
-    def computed(self, seconds: float) -> None:
+    def add_compute(self, seconds: float) -> None:
         """The main node computed."""
         self._main += seconds
 
-    def waited(self, since: float, last: CallTimes | None, now: float) -> None:
+    def add_wait(self, since: float, last: CallTimes | None, now: float) -> None:
         """The main node waited from `since` until the answer of `last` arrived, `now`."""
         network = compute = load = shadow = 0.0
         call, until = last, now

@@ -105,7 +105,7 @@ class SimulatedWorkers:
     def _begin_load(self, worker: _Worker, load: LoadTimes) -> None:
         worker.loading = load
         load.begun = now = self._events.now
-        self._events.at(now + self._load_s * load.share, self._loaded, load)
+        self._events.at(now + self._load_s * load.share, self._on_loaded, load)
 
     def _next_load(self, worker: _Worker) -> None:
         worker.loading = None
@@ -115,7 +115,7 @@ class SimulatedWorkers:
                 self._begin_load(worker, load)
                 return
 
-    def _loaded(self, load: LoadTimes) -> None:
+    def _on_loaded(self, load: LoadTimes) -> None:
         if load.cancelled:
             return
         load.ended = now = self._events.now
@@ -165,16 +165,16 @@ class SimulatedWorkers:
         if load is None:
             return
         rows = command.stop - command.start
-        arrives = self._links.sent(now, rows)
+        arrives = self._links.send_rows(now, rows)
         call = CallTimes(command, load, rows, now, arrives, self._cause)
         if load is worker.loading and load.begun + self._load_s * load.share >= arrives:
             load.waiting.append(call)
         elif load.ended >= 0 and len(worker.slots) == 1:  # no other computation can come in between
             self._begin_compute(worker, call, arrives)
         else:
-            self._events.at(arrives, self._arrived, call)
+            self._events.at(arrives, self._on_arrived, call)
 
-    def _arrived(self, call: CallTimes) -> None:
+    def _on_arrived(self, call: CallTimes) -> None:
         if call.load.ended < 0:
             call.load.waiting.append(call)
         else:
@@ -187,15 +187,15 @@ class SimulatedWorkers:
             worker.restored = call.load
             lasts_s += self._profile.restore_s
         call.end = worker.free = end = start + lasts_s
-        self._events.at(end, self._computed, call)
+        self._events.at(end, self._on_computed, call)
 
-    def _computed(self, call: CallTimes) -> None:
+    def _on_computed(self, call: CallTimes) -> None:
         command, now = call.command, self._events.now
         if call.load.cancelled:
             return
         if command.evict:
             self._workers[command.worker].slots[command.slot] = None
-        comes = self._links.answered(now, call.rows)
+        comes = self._links.send_outputs(now, call.rows)
         if self._spans is not None:
             self._add_call_spans(call, comes)
         self._events.at(comes, self._answer, call)

@@ -37,12 +37,12 @@ class Workload(Protocol):
     """One request. `layer`: the number of an MoE layer, from 0. `index`: the number of a decode pass; pass 0 reads the
     answer's first token. The same arguments always give the same result.
 
-    `scored`: whether it has the gates' scores of all experts. `foresight`: the kind of `Foreseen` events that it has,
-    as a predictor names it. `chunks`: tokens of each pass over the prompt, if that is fixed; empty: any will do.
+    `has_scores`: whether it has the gates' scores of all experts. `foresight`: the kind of its `Foreseen` events, as a
+    predictor names it. `chunks`: tokens of each pass over the prompt, if that is fixed; empty: any will do.
     """
 
     @property
-    def scored(self) -> bool: ...
+    def has_scores(self) -> bool: ...
 
     @property
     def foresight(self) -> str | None: ...
@@ -66,12 +66,12 @@ class Workload(Protocol):
     def ahead(self, index: int, layer: int, same: bool) -> tuple[int, ...] | None:
         """As `predict`, in a pass that runs ahead of a due alignment. `same`: it reads the main model's token."""
 
-    def misled(self, index: int, layer: int) -> tuple[int, ...]:
+    def misled_routes(self, index: int, layer: int) -> tuple[int, ...]:
         """As `routes`, in a row that reads the shadow's own token where it is another: what `ahead` predicts."""
 
     def gate(self, index: int, layer: int) -> Gate:
         """The gate of a pass; -1, -2, ...: the passes over the prompt. Raises ConfigError if the workload is not
-        `scored`."""
+        `has_scores`."""
 
 
 class RandomWorkload:
@@ -81,7 +81,7 @@ class RandomWorkload:
     popular, which requests share. `size`: layers, experts of a layer, experts that a token chooses. Raises ConfigError.
     """
 
-    scored = False
+    has_scores = False
     foresight: str | None = None
     chunks: tuple[int, ...] = ()
 
@@ -163,7 +163,7 @@ class RandomWorkload:
             return self.predict(index, layer)
         return self._other(index, layer)
 
-    def misled(self, index: int, layer: int) -> tuple[int, ...]:
+    def misled_routes(self, index: int, layer: int) -> tuple[int, ...]:
         recall = 1.0 if self._recall is None else self._recall
         draw = random.Random(f"{self._seed} misled {index} {layer}").random
         return mistaken(draw, self._other(index, layer), self._shape[1], recall)

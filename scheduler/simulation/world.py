@@ -52,7 +52,7 @@ class World:
         self._until = 0  # tokens of all answers, when `run` returns
         self._scenario = scenario
         self._links = MainLinks(profile, duplex=system.prefill == "ahead")
-        self._shadow = SimulatedShadow(self.events, scenario, self._links, self._predicted, self._drafted, spans)
+        self._shadow = SimulatedShadow(self.events, scenario, self._links, self._on_predicted, self._on_drafted, spans)
         self._lengths = lengths or scenario.draft_lengths()
         self._passes: list[StepPass] = []  # of the step under way
         self._begun = 0.0  # when it began
@@ -62,7 +62,7 @@ class World:
         foresight = core.strategy.predictor.foresight
         self._foresight = SimulatedForesight(foresight, self.events, self._post)
         self._workers = SimulatedWorkers(
-            self.events, profile, self._links, self._post, self._answered, lambda: self.main.idle_from, spans
+            self.events, profile, self._links, self._post, self._on_answered, lambda: self.main.idle_from, spans
         )
         self.main = SimulatedMain(
             self.events,
@@ -107,7 +107,7 @@ class World:
 
     def drain(self) -> None:
         """The answers are complete: receive the predictions in flight."""
-        while any(stats.unmatched for stats in self.core.stats.values()) and self.events.step():
+        while any(stats.unmatched_count for stats in self.core.stats.values()) and self.events.step():
             pass
 
     def _post(self, event: t.Event) -> None:
@@ -116,7 +116,7 @@ class World:
             handlers[type(command)](command)
         if self._routed:
             self._routed = False
-            self._foresight.decided(commands)
+            self._foresight.on_decided(commands)
 
     def _route(self, command: t.Route) -> None:
         self._routed = True
@@ -124,18 +124,18 @@ class World:
     def _ignore(self, command: t.Command) -> None:
         pass
 
-    def _answered(self, call: CallTimes | None) -> None:
+    def _on_answered(self, call: CallTimes | None) -> None:
         self.main.cause = call
         if call is not None:
-            self._foresight.answered(call.command.call_id)
+            self._foresight.on_answered(call.command.call_id)
 
-    def _predicted(self, event: t.Predicted) -> None:
+    def _on_predicted(self, event: t.Predicted) -> None:
         self._post(event)
         if self._leaving:
-            for request in [one for one in self._leaving if not self.core.stats[one.number].unmatched]:
+            for request in [one for one in self._leaving if not self.core.stats[one.number].unmatched_count]:
                 self._close(request)
 
-    def _drafted(self, draft: Draft) -> None:
+    def _on_drafted(self, draft: Draft) -> None:
         drafts = self.queue.requests[draft.request - 1].drafts
         if drafts is not None:
             drafts.offer(draft.step, draft.token, draft.path)
@@ -154,7 +154,7 @@ class World:
             arrival = request.arrival
             if self._scenario.draft:
                 request.drafts = RequestDrafts(self._lengths)
-            self._shadow.opened(request.number, arrival.workload, arrival.prompt_tokens, arrival.tokens)
+            self._shadow.add_request(request.number, arrival.workload, arrival.prompt_tokens, arrival.tokens)
             self._post(t.RequestOpened(request.number, arrival.prompt_tokens))
 
     def _begin_step(self) -> None:
@@ -172,10 +172,10 @@ class World:
         if over:
             rows = sum(one.tokens for one in self._passes)
             plans = [one.request.drafts.plan for one in self._passes if one.request.drafts is not None]
-            self._lengths.stepped(plans, rows, now - self._begun, not any(one.prefill for one in self._passes))
+            self._lengths.on_step_ended(plans, rows, now - self._begun, not any(one.prefill for one in self._passes))
         if self.tokens >= self._until:
             self.events.stop()
-        if self.queue.unfinished:
+        if self.queue.has_unfinished:
             self.events.at(now, self._go_on, (decoded, over))
 
     def _advance(self, one: StepPass, now: float) -> int:
@@ -189,10 +189,10 @@ class World:
         for request in decoded:
             if not request.complete:
                 mine, index = request.drafts, len(request.done) - 1
-                said = (mine.wanted(), mine.foretold) if mine is not None else ()
+                said = (mine.draft_count(), mine.foretold) if mine is not None else ()
                 self._post(t.TokenDecoded(request.number, index, *said))
                 request.choose_block()
-            elif self.core.stats[request.number].unmatched:
+            elif self.core.stats[request.number].unmatched_count:
                 self._leaving.add(request)
                 self.events.at(self.events.now + DRAIN_S, self._close, request)
             else:

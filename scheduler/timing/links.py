@@ -41,23 +41,23 @@ class MainLinks:
         self._in = Lane() if duplex else self._out
         self._aligning = Lane()
 
-    def sent(self, at: float, rows: int) -> float:
+    def send_rows(self, at: float, rows: int) -> float:
         """The embeddings of `rows` tokens leave for a worker at `at`. Returns their arrival."""
         passed, earliest = self._out.take(at, rows * self._row_bytes * self._byte_s), at + self._hop_s
         return passed if passed > earliest else earliest
 
-    def answered(self, at: float, rows: int) -> float:
+    def send_outputs(self, at: float, rows: int) -> float:
         """A worker's outputs for `rows` tokens leave at `at`. Returns their arrival."""
         passed, earliest = self._in.take(at, rows * self._row_bytes * self._byte_s), at + self._hop_s
         return passed if passed > earliest else earliest
 
-    def aligned(self, at: float, rows: float) -> float:
+    def send_alignment(self, at: float, rows: float) -> float:
         """Keys and values of `rows` tokens, of one layer each, leave for the shadow at `at`, with the states if there
         are rows. Returns their arrival."""
         nbytes = rows * self._kv_bytes + (self._state_bytes if rows else 0)
         passed = self._aligning.take(at, nbytes * self._byte_s)
         return max(passed, at + self._hop_s)
 
-    def predicted(self, at: float) -> float:
+    def send_prediction(self, at: float) -> float:
         """A prediction leaves the shadow at `at`. Returns its arrival."""
         return at + self._hop_s

@@ -89,7 +89,7 @@ class Profile:
     """Where times were fitted to a measured speed: other pairs of (load_s, shadow_layer_s) that fit it as well."""
 
     @property
-    def networked(self) -> bool:
+    def is_networked(self) -> bool:
         """What nodes send each other takes time: they are on several machines."""
         return self.hop_s > 0 or math.isfinite(self.link_bits_per_s)
 
@@ -119,13 +119,13 @@ class Profile:
         """One expert on `tokens` tokens on the host's processor. Raises ConfigError where the profile has no host."""
         return self._host() + (tokens - 1) * self.host_extra_s
 
-    def fitted(self) -> Iterator[Profile]:
+    def other_fits(self) -> Iterator[Profile]:
         """This profile with each of the other `fits`. A piece of a load is as large in all of them."""
         for load_s, shadow_layer_s in self.fits:
             piece_s = self.load_piece_s * load_s / self.load_s if self.load_s else 0.0
             yield replace(self, load_s=load_s, load_piece_s=piece_s, shadow_layer_s=shadow_layer_s, fits=())
 
-    def slowed(self, times: int) -> Profile:
+    def slow_down(self, times: int) -> Profile:
         """The same testbed with everything `times` times slower. Ratios stay the same."""
         return replace(
             self,
@@ -193,7 +193,7 @@ def find_profile(name: str | Path) -> Profile:
     """
     whole, at, times = str(name).rpartition("@")
     if at and _TIMES_SLOWER.fullmatch(times):
-        return find_profile(whole).slowed(int(times))
+        return find_profile(whole).slow_down(int(times))
     packaged = PROFILES / f"{name}.yaml"
     if Path(name).name == str(name) and packaged.is_file():
         return load_profile(packaged)
@@ -270,10 +270,10 @@ def _check(fields: Any, model: Any, cluster: Any, devices: Any, path: Path) -> N
         *_HOST,
         *_NOTES,
     )
-    _known(fields, "", top, path)
-    _known(model, "model.", (*_SIZES, *_OPTIONAL_SIZES), path)
-    _known(cluster, "cluster.", _CLUSTER, path)
-    _known(devices, "devices.", _DEVICES, path)
+    _check_keys(fields, "", top, path)
+    _check_keys(model, "model.", (*_SIZES, *_OPTIONAL_SIZES), path)
+    _check_keys(cluster, "cluster.", _CLUSTER, path)
+    _check_keys(devices, "devices.", _DEVICES, path)
     for key in (*_TIMES, *(key for key in _OPTIONAL_TIMES if key in fields)):
         _number(fields[key], key, path)
     if fields.get("load_piece_ms", 0) > fields["load_ms"]:
@@ -308,7 +308,7 @@ def _fits(fits: Any, path: Path) -> tuple[tuple[float, float], ...]:
         raise ConfigError(f"profile {path}: fits is {fits!r:.80}; it must be a list of other {' and '.join(_FIT)}")
     for fit in fits:
         _mapping(fit, "a fit", path)
-        _known(fit, "fits: ", _FIT, path)
+        _check_keys(fit, "fits: ", _FIT, path)
         for key in _FIT:
             _number(fit[key], key, path)
     return tuple((fit["load_ms"] / 1e3, fit["shadow_layer_ms"] / 1e3) for fit in fits)
@@ -325,7 +325,7 @@ def _mapping(value: Any, name: str, path: Path) -> None:
         raise ConfigError(f"profile {path}: {name} is {value!r:.80}; it must be lines of `key: value`")
 
 
-def _known(part: Any, where: str, keys: tuple[str, ...], path: Path) -> None:
+def _check_keys(part: Any, where: str, keys: tuple[str, ...], path: Path) -> None:
     """Raises ConfigError. A misspelt key would otherwise count as absent."""
     if unknown := [str(key) for key in part if key not in keys]:
         near = nearest(unknown[0], keys) or f"; allowed: {', '.join(keys)}"

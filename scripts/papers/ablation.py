@@ -106,7 +106,7 @@ class Measure:
         return {
             "tokens_per_s": [one.decode_tokens_per_s for one in outcomes],
             "recall": [one.stats.overall.recall for one in outcomes],
-            "bound": [one.bound for one in outcomes],
+            "bound": [one.bottleneck for one in outcomes],
         }
 
     def _emulate(self, params: dict[str, Any]) -> dict[str, Any]:

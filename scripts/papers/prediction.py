@@ -136,7 +136,7 @@ class Judge:
             cosine = torch.nn.functional.cosine_similarity(given, true, dim=-1)
             self.counts.mean(f"cosine {number} {stage}", layer, float(cosine.mean()), len(true))
             with torch.inference_mode():
-                said = self._watched.gates.expected(layer, given)
+                said = self._watched.gates.ranked_at(layer, given)
             self.counts.add(f"position {number} {stage} rows", layer, hits(said, index), index.numel(), index.numel())
             if stage == "prefill":
                 expected = set(said.topk(index.shape[1]).indices.flatten().tolist())
@@ -149,7 +149,7 @@ class Judge:
         with torch.inference_mode():
             for at, first in enumerate(layers):
                 for depth, layer in enumerate(layers[at + 1 : at + 4], 1):
-                    said = rows(gates.expected(layer, one.inputs[first]))
+                    said = rows(gates.ranked_at(layer, one.inputs[first]))
                     of = visit._replace(layer=layer)
                     if depth == 1:
                         self._forecast("next-gate", self._gate, of, said, one)
@@ -158,7 +158,7 @@ class Judge:
                     self._forecast(f"stacked, {depth} ahead", self._stacked, of, said, one)
                 of = visit._replace(layer=first)
                 if at:
-                    said = rows(gates.expected(first, one.inputs[layers[0]]))
+                    said = rows(gates.ranked_at(first, one.inputs[layers[0]]))
                     self._forecast("iteration-wise", self._gate, of, said, one)
                 if self._predictor is not None and self._before is not None:
                     scores = self._predictor.scores(first, self._before.inputs[first][-1:])

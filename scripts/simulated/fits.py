@@ -39,7 +39,7 @@ LOSS = 0.02
 def fits() -> Iterator[tuple[Profile, Profile]]:
     """The profile with each pair of times, the one in use first, and the same with the workers of the other card."""
     base, other = find_profile(PROFILE), find_profile(OTHER_CARD)
-    for one in (base, *base.fitted()):
+    for one in (base, *base.other_fits()):
         times = {"load_s": one.load_s, "load_piece_s": one.load_piece_s, "shadow_layer_s": one.shadow_layer_s}
         yield one, replace(other, **times)
 

@@ -56,7 +56,7 @@ def test_scores_explain_what_the_experts_were_sent(name: str, dtype: torch.dtype
         ratio = weights.float() / scores.gather(1, index)
         assert torch.allclose(ratio, ratio[:, :1].expand_as(ratio), rtol=close), "not proportional in a row"
         with torch.inference_mode():
-            top = gates.expected(layer, hidden).topk(index.shape[1]).indices
+            top = gates.ranked_at(layer, hidden).topk(index.shape[1]).indices
             kept = gates.scores(layer).clone()
             assert torch.equal(gates.at(layer, hidden), kept)
             gates.at(layer, torch.randn_like(hidden))
@@ -135,7 +135,7 @@ def test_a_scaling_factor_is_found() -> None:
             block.routed_scaling_factor = 16.0
     gates = Gates(model)
     rule = gates.rule(gates.layers[0])
-    assert (rule.squash, rule.normalised, rule.scale) == ("softmax", False, 16.0)
+    assert (rule.score_function, rule.normalised, rule.scale) == ("softmax", False, 16.0)
 
 
 def test_kept_experts_keep_their_weights_where_others_do_not_matter() -> None:
@@ -183,4 +183,4 @@ def test_aside_leaves_the_last_scores() -> None:
         sent(model, lambda: model(TOKENS.flip(1)))
     assert torch.equal(gates.scores(1), said)
     assert set(heard) == {0, 1, 2, 3}
-    assert not torch.equal(gates.ranked(1, heard), said)
+    assert not torch.equal(gates.ranked_scores(1, heard), said)

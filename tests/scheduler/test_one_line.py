@@ -21,7 +21,7 @@ from odmoe.machines.table import cells, empty_row
 from odmoe.serve.access_log import FORMATS, AccessLog
 from odmoe.terminal import Terminal
 from scheduler.errors import ClusterError, HostError, LinkError, ODMoEError
-from scheduler.one_line import MOST, escaped, one_line
+from scheduler.one_line import MOST, escape, one_line
 from wire.messages import Failed
 
 HOSTILE = {
@@ -48,9 +48,9 @@ def check(shown: str, most: int = 6 * MOST + 200) -> None:
 @given(st.text())
 def test_any_text(text: str) -> None:
     check(one_line(text))
-    check(escaped(text), 10 * len(text) + 1)
+    check(escape(text), 10 * len(text) + 1)
     if text.isprintable():
-        assert one_line(text) == escaped(text) == text
+        assert one_line(text) == escape(text) == text
 
 
 def test_how_it_is_written() -> None:

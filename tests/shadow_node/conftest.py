@@ -56,7 +56,7 @@ def shadow_of(shadow_model: Callable[[str], ShadowModel]) -> Iterator[Callable[.
     yield build
     for shadow in made:
         shadow.close()
-        shadow.model.routed = None
+        shadow.model.on_routed = None
 
 
 @pytest.fixture

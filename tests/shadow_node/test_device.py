@@ -46,10 +46,10 @@ def here(counted: tuple[torch.device, Crossings], demo_store: Callable[[str], Ex
 def routes(model: ShadowModel, tokens: list[list[int]]) -> tuple[list[Any], list[int], Any]:
     """The experts of each gate, the next token of each pass, and the cache."""
     found: list[Any] = []
-    model.routed = lambda layer, experts, scores: found.append((layer, experts))
+    model.on_routed = lambda layer, experts, scores: found.append((layer, experts))
     cache = model.new_cache()
     following = [model.forward(some, cache) for some in tokens]
-    model.routed = None
+    model.on_routed = None
     return found, following, cache
 
 

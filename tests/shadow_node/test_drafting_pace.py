@@ -16,7 +16,7 @@ departures = pytest.mark.parametrize("late", [False, True])
 class Seconds:
     """A pace of a second a layer."""
 
-    emulated, main_layer_s = True, 5.0
+    is_emulated, main_layer_s = True, 5.0
 
     def __init__(self) -> None:
         self.time = 0.0

@@ -93,7 +93,7 @@ def test_a_pass_that_fails_is_reported_and_leaves_nothing(
     assert failure.error == error
     assert failure.message.startswith("shadow: ")
     assert not session._passes._running, "no pass is in flight"
-    assert main.shadow.model.routed is None
+    assert main.shadow.model.on_routed is None
     assert session._thread._thread.is_alive()
     monkeypatch.undo()
     serves(main.shadow, answers)

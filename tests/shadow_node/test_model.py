@@ -82,7 +82,7 @@ def test_routing_is_told_before_its_experts_run(shadow_model: Any, prompts: list
             return inner(hidden, index, weights)
 
         monkeypatch.setattr(experts, "forward", forward)
-    monkeypatch.setattr(model, "routed", routed)
+    monkeypatch.setattr(model, "on_routed", routed)
     model.forward(prompts[0], model.new_cache())
     assert log == [(what, layer) for layer in range(8) for what in ("told", "computed")]
     assert told == seen
@@ -101,7 +101,7 @@ def test_what_stops_a_pass_stops_it_before_its_experts(
         if layer == 3:
             raise Stop
 
-    monkeypatch.setattr(model, "routed", routed)
+    monkeypatch.setattr(model, "on_routed", routed)
     monkeypatch.setattr(model.experts[3], "forward", lambda *a: pytest.fail("layer 3 was computed"))
     with pytest.raises(Stop):
         model.forward(prompts[0], model.new_cache())

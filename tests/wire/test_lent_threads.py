@@ -22,7 +22,7 @@ def refuse() -> None:
 def test_no_thread_is_lent_no_job_is_taken() -> None:
     lent = LentThreads()
     assert not lent.offer(refuse, refuse)
-    with lent.lent():
+    with lent.lend():
         assert lent.offer(lambda: None, lambda: None)
     assert not lent.offer(refuse, refuse)
 
@@ -38,7 +38,7 @@ def test_the_waiting_thread_runs_jobs_in_order() -> None:
 
         return run
 
-    with lent.lent():
+    with lent.lend():
         for number in range(5):
             lent.offer(job(number), refuse)
         assert lent.run_until(done.is_set, WAIT_S)
@@ -51,7 +51,7 @@ def test_jobs_that_come_while_it_waits() -> None:
     def last() -> None:
         done.set()
 
-    with lent.lent():
+    with lent.lend():
         other = threading.Thread(target=lambda: lent.offer(lambda: None, refuse) and lent.offer(last, refuse))
         other.start()
         assert lent.run_until(done.is_set, WAIT_S)
@@ -60,7 +60,7 @@ def test_jobs_that_come_while_it_waits() -> None:
 
 def test_a_wait_ends_in_time_or_when_it_is_woken() -> None:
     lent, done = LentThreads(), threading.Event()
-    with lent.lent():
+    with lent.lend():
         assert not lent.run_until(done.is_set, 0.01)
         threading.Timer(0.01, lambda: (done.set(), lent.wake())).start()
         assert lent.run_until(done.is_set, WAIT_S)
@@ -68,8 +68,8 @@ def test_a_wait_ends_in_time_or_when_it_is_woken() -> None:
 
 def test_jobs_that_were_not_run_go_back() -> None:
     lent, back = LentThreads(), []
-    with lent.lent():
-        with lent.lent():
+    with lent.lend():
+        with lent.lend():
             lent.offer(refuse, lambda: back.append(1))
         assert back == [], "one thread is lent still"
         lent.offer(refuse, lambda: back.append(2))
@@ -85,7 +85,7 @@ def test_a_job_that_goes_back_runs_on_its_own_thread() -> None:
         where.append(threading.current_thread())
         ran.set()
 
-    with lent.lent():
+    with lent.lend():
         serial.lend(job, "lent")
     assert ran.wait(WAIT_S)
     ran.clear()
@@ -102,7 +102,7 @@ def test_a_job_that_raises_is_reported_and_ends_no_wait() -> None:
     def fails() -> None:
         raise RuntimeError("no such expert")
 
-    with lent.lent():
+    with lent.lend():
         serial.lend(fails)
         serial.lend(done.set)
         assert lent.run_until(done.is_set, WAIT_S)
@@ -134,7 +134,7 @@ def test_several_waiting_threads_run_each_job_once_and_one_at_a_time(each: list[
 
     def wait(thread: int) -> None:
         done = threading.Event()
-        with lent.lent():
+        with lent.lend():
             for number, nested in enumerate(each[thread]):
                 offer((thread, number), nested, None)
             offer((thread, "last"), 0, done)

@@ -57,10 +57,10 @@ def _blame(message: Message, entry: _Entry) -> None:
     for name, bound in entry.fields:
         value = getattr(message, name)
         if not bound.holds(value):
-            raise ProtocolError(f"{type(message).__name__}.{name} is {_shown(value)}; allowed: {bound.allowed}")
+            raise ProtocolError(f"{type(message).__name__}.{name} is {_describe(value)}; allowed: {bound.allowed}")
 
 
-def _shown(value: Any) -> str:
+def _describe(value: Any) -> str:
     if hasattr(value, "shape"):
         return f"{value.dtype} of shape {tuple(value.shape)!s:.60}"
     if isinstance(value, str | bytes | tuple) and len(value) > 20:

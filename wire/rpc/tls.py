@@ -201,13 +201,13 @@ def dates_wrong(certificate: Mapping[str, Any]) -> str:
     now = time.time()
     first, last = (ssl.cert_time_to_seconds(certificate[key]) for key in ("notBefore", "notAfter"))
     if now > last:
-        return f"expired on {_shown(last)}; this host's clock says {_shown(now)}"
+        return f"expired on {_format_time(last)}; this host's clock says {_format_time(now)}"
     if now < first:
-        return f"is not valid before {_shown(first)}; this host's clock says {_shown(now)}"
+        return f"is not valid before {_format_time(first)}; this host's clock says {_format_time(now)}"
     return ""
 
 
-def _shown(seconds: float) -> str:
+def _format_time(seconds: float) -> str:
     return time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(seconds))
 
 

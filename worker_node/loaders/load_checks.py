@@ -92,7 +92,7 @@ class LoadChecks:
                 nbytes = self._loader.load(layer, expert, into, cancelled, form, digest)
             if cancelled():
                 return CheckedLoad(nbytes, False, 0.0)
-            changed = None if digest else self._changed(layer, expert, form)
+            changed = None if digest else self._change_stamp(layer, expert, form)
             if changed is not None:
                 digest = self._digests.new()
                 digest.add(into[:nbytes].numpy(), more=False)
@@ -122,7 +122,7 @@ class LoadChecks:
     def _due(self) -> bool:
         return self.mode == "all" or (self.mode == "auto" and self._saved_s >= self._wait * self._check_s)
 
-    def _changed(self, layer: int, expert: int, form: str) -> _Stamp | None:
+    def _change_stamp(self, layer: int, expert: int, form: str) -> _Stamp | None:
         """None if the expert's file is as it was at the start, or the expert was found whole since it changed. Else the
         file's stamp; an empty one if the file may have changed during this load.
 

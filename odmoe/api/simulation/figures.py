@@ -117,7 +117,8 @@ def figures_of(runs: list[Run], outcomes: list[Outcome], took_s: float, given: S
     scenario, p = runs[0].scenario, runs[0].scenario.profile
     arrivals = [arrival for run in runs for arrival in run.arrivals]
     answers = [answer for outcome in outcomes for answer in outcome.answers]
-    decoded, steps = (sum(getattr(outcome, name) for outcome in outcomes) for name in ("decoded", "steps"))
+    decoded = sum(outcome.decoded_tokens for outcome in outcomes)
+    steps = sum(outcome.steps for outcome in outcomes)
     where = {
         cause: sum(outcome.where[cause] * outcome.steps for outcome in outcomes) / max(1, steps)
         for cause in outcomes[0].where
@@ -126,7 +127,7 @@ def figures_of(runs: list[Run], outcomes: list[Outcome], took_s: float, given: S
     recall = RecallCounts(sum(counts.correct for counts in tallies), sum(counts.activated for counts in tallies)).recall
     tokens, gaps = decoded + len(answers), sorted(gap for outcome in outcomes for gap in outcome.gaps_s)
     unions = [(outcome.union, outcome.steps) for outcome in outcomes if outcome.union is not None]
-    rows_a_pass, tokens_a_pass, accepted = _drafted(outcomes)
+    rows_a_pass, tokens_a_pass, accepted = _draft_figures(outcomes)
     return Simulation(
         profile=p.name,
         model=Shape(p.layers, p.experts, p.top_k),
@@ -191,7 +192,7 @@ def _acceptance(runs: list[Run], given: SimulateSettings) -> float:
     return sum(known) / len(known) if known else SAME_TOKEN
 
 
-def _drafted(outcomes: list[Outcome]) -> tuple[float | None, float | None, float | None]:
+def _draft_figures(outcomes: list[Outcome]) -> tuple[float | None, float | None, float | None]:
     """Mean rows and tokens of a pass that decodes; the share of verified drafts that were right. None without
     drafts."""
     blocks, rows, gained = (sum(column) for column in zip(*(outcome.drafted for outcome in outcomes), strict=True))

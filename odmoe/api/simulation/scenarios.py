@@ -22,7 +22,7 @@ from scheduler.simulation.recorded_routes import SHADOW, RecordedWorkload, recor
 from scheduler.simulation.requests import Arrival, random_arrivals
 from scheduler.simulation.route_model import LIKE_TEXT, ROUTE_MODELS, RouteModel, find_route_model
 from scheduler.simulation.scenario import RECALL, Scenario
-from scheduler.simulation.simulate import unscored
+from scheduler.simulation.simulate import missing_scores
 from scheduler.simulation.workload import SAME_TOKEN
 from scheduler.timing.profile import Profile, find_profile
 from scheduler.types import WorkerJoined
@@ -63,8 +63,8 @@ def _random_run(given: SimulateSettings) -> Run:
     same_token = SAME_TOKEN if given.acceptance is None else given.acceptance
     scenario = replace(scenario, route_model=_route_model(given, scenario.system))
     arrivals = random_arrivals(scenario, recall, given.seed, same_token)
-    if lacking := unscored(scenario.system, strategy_of(scenario.shape, scenario.system), arrivals[0].workload):
-        flags = " ".join(f"{flag(name)} {getattr(given, name)}" for name in ("system", *CHOSEN) if given.given(name))
+    if lacking := missing_scores(scenario.system, strategy_of(scenario.shape, scenario.system), arrivals[0].workload):
+        flags = " ".join(f"{flag(name)} {getattr(given, name)}" for name in ("system", *CHOSEN) if given.is_given(name))
         raise ConfigError(
             f"{lacking}, which only a recorded run has; record a run first: odmoe generate {flags} --record FILE ..., "
             f"then odmoe simulate {flags} --routes FILE"
@@ -91,13 +91,13 @@ def _scenario(
     """The scenario of requests of this length. A given setting comes first, then the given preset, the recording, and
     the default."""
     core = recording.core_config if recording else None
-    system = given.preset.config if given.given("system") or core is None else core.system
-    system = replace(system, **{name: getattr(given, name) for name in CHOSEN if given.given(name)})
+    system = given.preset.config if given.is_given("system") or core is None else core.system
+    system = replace(system, **{name: getattr(given, name) for name in CHOSEN if given.is_given(name)})
     check_read(given.model_fields_set, given, system, flag)
-    joined = _joined(recording) if recording else {}
-    chosen = recording is None or given.given("precision") or given.given("system")
+    joined = _worker_slots(recording) if recording else {}
+    chosen = recording is None or given.is_given("precision") or given.is_given("system")
     forms = None if chosen or recording is None else recorded_form_costs(recording)
-    single = given.given("system") and given.preset.single_machine
+    single = given.is_given("system") and given.preset.single_machine
     workers = given.workers or (1 if single else len(joined) or profile.workers)
     slots = _slots(given, system)
     if slots is not None:
@@ -110,10 +110,10 @@ def _scenario(
         workers,
         group_size=given.group_size or _group_size(given, core, profile, workers),
         alignment=Alignment(
-            given.align_token if given.given("align_token") else alignment.token_period,
-            given.align_kv if given.given("align_kv") else alignment.kv_period,
+            given.align_token if given.is_given("align_token") else alignment.token_period,
+            given.align_kv if given.is_given("align_kv") else alignment.kv_period,
         ),
-        mini_batch=given.mini_batch if given.given("mini_batch") or core is None else core.mini_batch,
+        mini_batch=given.mini_batch if given.is_given("mini_batch") or core is None else core.mini_batch,
         host=profile.host_s is not None and system.placement != "device",
         system=system,
         form_costs=forms,
@@ -124,9 +124,9 @@ def _scenario(
         batch_dense=_as_recorded(given, recording, "batch_dense") is True,
         draft=_draft(given, recording, system),
     )
-    asked = given.given("placement")
+    asked = given.is_given("placement")
     if system.placement != "device" and (asked or needs_host(system)) and not scenario.host:
-        by_preset = given.given("system") and not asked
+        by_preset = given.is_given("system") and not asked
         named = f"--system {given.system}" if by_preset else f"--placement {system.placement}"
         raise ConfigError(
             f"{named} needs a host that computes experts, and profile {profile.name} has "
@@ -139,12 +139,12 @@ def _scenario(
 def _as_recorded(given: SimulateSettings, recording: Recording | None, name: str) -> Any:
     """A setting as given, else as in the recorded run, else the default."""
     default = getattr(given, name)
-    return default if given.given(name) or recording is None else recording.about.get(name, default)
+    return default if given.is_given(name) or recording is None else recording.about.get(name, default)
 
 
 def _draft(given: SimulateSettings, recording: Recording | None, system: SystemConfig) -> Any:
     """Drafts of a block. A run with another source of drafts, or another predictor, says nothing about the shadow's."""
-    if given.given("draft") or recording is None:
+    if given.is_given("draft") or recording is None:
         return given.draft
     from_shadow = recording.about.get("draft_from", SHADOW) == SHADOW and system.predictor == "sep"
     return _as_recorded(given, recording, "draft") if from_shadow else 0
@@ -154,12 +154,12 @@ def _slots(given: SimulateSettings, system: SystemConfig) -> int | None:
     """None: the recording's, or those that the residency needs. A simulated worker has memory for two experts."""
     if given.slots == "auto":
         return None if caches(system) else AUTO_SLOTS
-    return given.slots if given.given("slots") else None
+    return given.slots if given.is_given("slots") else None
 
 
 def _preset(given: SimulateSettings, recording: Recording) -> str | None:
     """The preset that is simulated, by name. None: the recording has another one's policies."""
-    if given.given("system"):
+    if given.is_given("system"):
         return given.system
     name = recording.about.get("system")
     return name if name in SYSTEMS else None
@@ -170,10 +170,10 @@ def _group_size(given: SimulateSettings, core: CoreConfig | None, profile: Profi
     None: the profile's."""
     if core is not None:
         return min(core.group_size, workers)
-    return min(profile.top_k, workers) if given.given("top_k") else None
+    return min(profile.top_k, workers) if given.is_given("top_k") else None
 
 
-def _joined(recording: Recording) -> dict[int, int]:
+def _worker_slots(recording: Recording) -> dict[int, int]:
     """Worker -> its slots, without host places."""
     joined = (event for _, event in recording.events if isinstance(event, WorkerJoined))
     return {event.worker: event.slots for event in joined if event.slots}
@@ -183,13 +183,13 @@ def _recorded_runs(given: SimulateSettings, file: Path) -> list[Run]:
     """Every recorded request, at the profile's times. Those that were answered together are simulated together, or all
     of them with --parallel. Settings that are not given come from the recording."""
     for name in _OF_ROUTES:
-        if given.given(name):
+        if given.is_given(name):
             raise ConfigError(f"{flag(name)} is given with --routes; {file} has its own value")
     recording = read_recording(file)
     workloads = recorded_workloads(recording)
     if not workloads:
         raise ConfigError(f"recording {file} has no request with a complete prefill; nothing can be simulated")
-    profile_name = given.profile if given.given("profile") else recording.about.get("profile") or given.profile
+    profile_name = given.profile if given.is_given("profile") else recording.about.get("profile") or given.profile
     profile = recorded_profile(find_profile(str(profile_name)), recording)
     groups = [workloads] if given.parallel is not None else recorded_groups(workloads)
     known = [right for one in workloads for right in one.drafts.values()]
@@ -211,7 +211,7 @@ def _recorded_run(
     arrivals = []
     for one in group:
         one.recall, one.acceptance, one.seed = given.recall, given.acceptance, given.seed
-        tokens = given.tokens if given.given("tokens") else one.tokens
+        tokens = given.tokens if given.is_given("tokens") else one.tokens
         if tokens > one.tokens:
             raise ConfigError(
                 f"--tokens is {tokens}; allowed: 1 to {one.tokens}, as request {one.number} of {file} has"

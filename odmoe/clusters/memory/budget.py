@@ -37,7 +37,7 @@ class MemoryBudget:
     shares: dict[str, int]
 
     @property
-    def left(self) -> int:
+    def bytes_left(self) -> int:
         """For the slots of all workers, and for restoring experts; negative where there is nothing left."""
         return self.total - sum(self.shares.values())
 
@@ -70,7 +70,7 @@ def memory_budget(memory: str, settings: Settings, store: ExpertStore, predictor
 
 def rows_travel(settings: Settings) -> bool:
     """Between processes, or over a network that is emulated. Raises ConfigError for a profile that there is not."""
-    emulated = settings.profile is not None and find_profile(settings.profile).networked
+    emulated = settings.profile is not None and find_profile(settings.profile).is_networked
     return settings.cluster != "embedded" or emulated
 
 
@@ -105,7 +105,7 @@ def _shadow_bytes(settings: Settings, store: ExpertStore, size: ModelSize) -> in
     CPU what is not quantised has 4 bytes an element."""
     rest = 4 if settings.device_of("shadow") in ("auto", "cpu") and settings.loader_used != CUDA else 2
     quantised = size.linear + size.experts_all
-    tensors = [spec for layer in store.manifest.layers for spec in store.manifest.restored(layer).tensors]
+    tensors = [spec for layer in store.manifest.layers for spec in store.manifest.restored_layout(layer).tensors]
     narrowest = min(spec.shape[-1] for spec in tensors if len(spec.shape) > 1)
     scales = _INT8_SCALE_BYTES * quantised // min(narrowest, size.hidden) if settings.shadow == "int8" else 0
     unquantised = size.dense - size.linear + 2 * settings.parallel * size.cache

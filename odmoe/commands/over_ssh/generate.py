@@ -75,7 +75,7 @@ def bring_up(settings: Settings, cluster: ClusterFile, output: Output) -> None:
 
     Raises LaunchError where it serves another model, HostError, ConfigError.
     """
-    if settings.model and not _served(settings, cluster):
+    if settings.model and not _is_served(settings, cluster):
         up(Path(settings.cluster), settings, Terminal(output.quiet, output.debug), settings.launch_s)
 
 
@@ -89,7 +89,7 @@ def _fetch(ssh: Ssh, cluster: ClusterFile, there: str, to: Path, code: int) -> N
             raise
 
 
-def _served(settings: Settings, cluster: ClusterFile) -> bool:
+def _is_served(settings: Settings, cluster: ClusterFile) -> bool:
     """Whether the cluster serves this model, even if a node is missing at the moment.
 
     Raises LaunchError where it serves another model.

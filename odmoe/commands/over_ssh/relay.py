@@ -62,7 +62,7 @@ class Relay:
             self._thread.start()
             asyncio.run_coroutine_threadsafe(self._listen(), self._loop).result(END_S)
 
-    def lost(self) -> None:
+    def on_lost(self) -> None:
         """There is no service, until `lead_to` is called again."""
         self._service = None
 
@@ -128,7 +128,7 @@ async def _ask(reader: asyncio.StreamReader, to_service: asyncio.StreamWriter, a
     """Pass a client's bytes on. A client that is gone ends the connection to the service."""
     try:
         while data := await reader.read(READ):
-            answer.asked(data)
+            answer.on_request(data)
             to_service.write(data)
             await to_service.drain()
         to_service.write_eof()
@@ -172,7 +172,7 @@ class CutAnswer:
         self._method_is_head = False
         self._events = False
 
-    def asked(self, data: bytes) -> None:
+    def on_request(self, data: bytes) -> None:
         """A client has sent this."""
         if self._state == "idle":
             self._state, self._method_is_head = "asked", data.startswith(b"HEAD ")

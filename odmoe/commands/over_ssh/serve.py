@@ -103,7 +103,7 @@ class _Service:
                 with _signals(remote) as signals:
                     code, stderr = self._follow(ssh, cluster, remote)
             finally:
-                self._relay.lost()
+                self._relay.on_lost()
                 self.lasted_s = 0.0 if self._since is None else time.monotonic() - self._since
                 remote.close(GRACE_S)
             if signals:
@@ -111,7 +111,7 @@ class _Service:
             if code == 255 or code < 0:
                 raise remote.failure(code, stderr)
             if code > 128:
-                raise _killed(cluster, code - 128)
+                raise _killed_error(cluster, code - 128)
             return code
 
     def _follow(self, ssh: Ssh, cluster: ClusterFile, remote: Remote) -> tuple[int, str]:
@@ -131,7 +131,7 @@ class _Service:
         for thread in threads:
             thread.start()
         while (line := _next(said, broken, remote)) is not None:
-            if (serving := _announced(line)) is not None:
+            if (serving := _parse_announcement(line)) is not None:
                 self._relay.lead_to(ssh.forward(cluster.main, serving["port"]))
                 _check(self._relay.address, cluster)
                 self.served, self._since = True, time.monotonic()
@@ -145,7 +145,7 @@ class _Service:
         return code, stderr[-4000:].decode(errors="replace")
 
 
-def _killed(cluster: ClusterFile, number: int) -> HostError:
+def _killed_error(cluster: ClusterFile, number: int) -> HostError:
     """The error of a service that was ended there by a signal, though none came here."""
     host = f"{cluster.main.name} ({cluster.main.address})"
     if number == signal.SIGINT:
@@ -213,7 +213,7 @@ def _next(said: queue.SimpleQueue[bytes | None], broken: list[OSError], remote: 
     raise broken[0]
 
 
-def _announced(line: bytes) -> dict[str, Any] | None:
+def _parse_announcement(line: bytes) -> dict[str, Any] | None:
     """Name and port of the service. None for a line of a library."""
     try:
         found = json.loads(line)

@@ -53,7 +53,7 @@ def outcome(work: Callable[[], object], as_json: bool = False) -> int:
         _explain(type(error).__name__, str(error), as_json and not given_already)
         return 2 if isinstance(error, (ConfigError, PromptError)) else 1
     except OSError as error:
-        _explain(type(error).__name__, _described(error), as_json)
+        _explain(type(error).__name__, _describe(error), as_json)
         return 1
     except Exception as error:
         usage = getattr(error, "exit_code", None)  # a usage error of the command line library
@@ -62,7 +62,7 @@ def outcome(work: Callable[[], object], as_json: bool = False) -> int:
         if message := error.format_message():
             context = getattr(error, "ctx", None)
             command = context.command_path if context is not None else "odmoe"
-            text = _hinted(message.rstrip("."), error, command)
+            text = _usage_hint(message.rstrip("."), error, command)
             _explain("ConfigError", f"{text}; see {command} --help", as_json)
         return int(usage)
     if code == 130:  # typer's code for Ctrl-C
@@ -95,7 +95,7 @@ def _follows_interrupt(error: BaseException) -> bool:
     return False
 
 
-def _hinted(message: str, error: Exception, command: str) -> str:
+def _usage_hint(message: str, error: Exception, command: str) -> str:
     """What the command line library says of wrong usage, with what was probably meant."""
     option = getattr(error, "option_name", None)
     if command.endswith(" serve") and option in ("--port", "-p"):
@@ -105,7 +105,7 @@ def _hinted(message: str, error: Exception, command: str) -> str:
     return message
 
 
-def _described(error: OSError) -> str:
+def _describe(error: OSError) -> str:
     place = "" if error.filename is None else f"{error.filename}: "
     advice = "" if error.errno not in ADVICE else f"; {ADVICE[error.errno]}"
     return f"{place}{error.strerror or error}{advice}"

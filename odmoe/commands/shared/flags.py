@@ -9,7 +9,7 @@ from typing import Annotated, Any, get_args
 import typer
 from typer.core import TyperCommand
 
-from odmoe.settings.table import HEADINGS, Declared, Table, declared, flag
+from odmoe.settings.table import HEADINGS, Declared, Table, declaration_of, flag
 
 _LISTED = 6
 """Most names that the help of a flag lists; of more names it lists only the first ones."""
@@ -25,7 +25,7 @@ def with_settings(
     """Makes `command(flags, ...)` a command with a flag for every setting, or only for those of `only`, and for those
     of the table `beside`. The command receives in `flags` the settings that were given. Register it with
     `cls=SettingsCommand`."""
-    names = [name for name in table.names() if not declared(table, name).secret and (not only or name in only)]
+    names = [name for name in table.names() if not declaration_of(table, name).secret and (not only or name in only)]
     settings = [parameter for name in names for parameter in _parameters(table, name)]
     if beside is not None:
         settings += [parameter for name in beside.names() for parameter in _parameters(beside, name)]
@@ -88,7 +88,7 @@ def _parameters(table: type[Table], name: str) -> Iterator[inspect.Parameter]:
     A flag that is not given is None, so that the environment and the file apply. Values are text: the table parses
     them, so a wrong value gets the same message wherever it comes from.
     """
-    field, found = table.model_fields[name], declared(table, name)
+    field, found = table.model_fields[name], declaration_of(table, name)
     truth, several = field.annotation is bool, isinstance(found.default, tuple)
     kind: Any = bool if truth else list[str] if several else str
     short = [other for other in found.flags if not other.startswith("--")]

@@ -27,13 +27,13 @@ def read_prompts(prompt: str | None, file: Path | None) -> list[str]:
             ) from error
         if not lines:
             raise PromptError(f"--prompts {file} is empty; give a file with a prompt on each line")
-        found = [_unquoted(line) for line in lines]
+        found = [_unquote(line) for line in lines]
     if not found or not all(found):
         raise PromptError("the prompt is empty; give it as an argument, in --prompts or on standard input")
     return found
 
 
-def _unquoted(line: str) -> str:
+def _unquote(line: str) -> str:
     """A line that is a JSON string, as the text that it stands for."""
     if line.startswith('"'):
         with contextlib.suppress(ValueError):

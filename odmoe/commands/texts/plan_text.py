@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from odmoe.commands.texts.simulate_text import CAUSES, by_luck
 from odmoe.terminal import megabytes
 from scheduler.drafts.length import AUTO
-from scheduler.planning.assumptions import assumed
+from scheduler.planning.assumptions import list_assumptions
 from scheduler.planning.plan import Estimate, Plan
 from scheduler.planning.scaling import Change, Together, alignment_s, best, workers_needed
 from scheduler.simulation.workload import SAME_TOKEN
@@ -26,21 +26,21 @@ _WIDEST = 100
 
 def estimate_text(plan: Estimate) -> str:
     """The first part: the result in words, then the figures of one request."""
-    return "\n".join([*_wrapped(_answer(plan)), "", *_table(_figures(plan)), ""])
+    return "\n".join([*_wrap(_answer(plan)), "", *_table(_figures(plan)), ""])
 
 
 def rest_text(plan: Plan) -> str:
     """What follows: changes that would help, several requests, then assumptions."""
-    taken = assumed(plan.profile, plan.setup.hardware, plan.setup.policy)
+    taken = list_assumptions(plan.profile, plan.setup.hardware, plan.setup.policy)
     helps = best(plan.changes)
     last = (
         f"The best single change: {helps.what}, for {helps.tokens_per_s:.2f} tokens/s ({_gain(helps)})"
         if helps
         else "No single change would help"
     )
-    lines = [*_wrapped(". ".join([last, *_idle_shadow(plan)]) + "."), "", *_table(_further_figures(plan)), ""]
+    lines = [*_wrap(". ".join([last, *_idle_shadow(plan)]) + "."), "", *_table(_further_figures(plan)), ""]
     lines += [*_helps(plan), "", "Assumed, because not given:"]
-    return "\n".join([*lines, *(part for line in taken for part in _wrapped(line, "  ", "    "))])
+    return "\n".join([*lines, *(part for line in taken for part in _wrap(line, "  ", "    "))])
 
 
 def _answer(plan: Estimate) -> str:
@@ -182,12 +182,12 @@ def _helps(plan: Plan) -> list[str]:
             if change.real is real and change.what not in idle:
                 about = "; ".join(part for part in (change.price, _range(change)) if part)
                 text = change.what + (f" ({about})" if about else "")
-                found += _wrapped(text, f"  {change.tokens_per_s:>7.2f}  {_gain(change):>6}  ")
+                found += _wrap(text, f"  {change.tokens_per_s:>7.2f}  {_gain(change):>6}  ")
         return found
 
     found = ["Single changes, in tokens/s:", *(lines(True) or ["  no change makes a difference"])]
     if idle:
-        found += _wrapped("; ".join(idle), f"  less than {_NOTHING:.0%} either way: ", "    ")
+        found += _wrap("; ".join(idle), f"  less than {_NOTHING:.0%} either way: ", "    ")
     return found + (["For comparison:", *lines(False)] if lines(False) else [])
 
 
@@ -220,10 +220,10 @@ def _ms(seconds: float) -> str:
 
 def _table(rows: dict[str, str]) -> list[str]:
     width = max(map(len, rows))
-    return [line for name, text in rows.items() for line in _wrapped(text, f"  {name:<{width}}  ")]
+    return [line for name, text in rows.items() for line in _wrap(text, f"  {name:<{width}}  ")]
 
 
-def _wrapped(text: str, first: str = "", others: str | None = None) -> list[str]:
+def _wrap(text: str, first: str = "", others: str | None = None) -> list[str]:
     """Lines as wide as the terminal (COLUMNS). Lines after the first are indented by `others`, or to the first's
     text."""
     width = min(max(shutil.get_terminal_size((_WIDEST, 24)).columns, 40), _WIDEST)

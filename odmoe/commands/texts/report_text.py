@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from odmoe.settings.settings import Settings
-from odmoe.terminal import Terminal, counted, megabytes
+from odmoe.terminal import Terminal, count_text, megabytes
 from scheduler.policies.precision import FULL
 from scheduler.policies.registry import forms_of
 
@@ -58,8 +58,8 @@ def show_answer(terminal: Terminal, report: Report, served: Settings, system: st
     terminal.console.print()
     terminal.block(
         f"{system} ({served.cluster})",
-        _shown([*_speed(report), *_result([report], served)], report),
-        _shown([*_prediction(report, served), *_loads([report]), *_nodes([report], served)], report),
+        _shown_lines([*_speed(report), *_result([report], served)], report),
+        _shown_lines([*_prediction(report, served), *_loads([report]), *_nodes([report], served)], report),
     )
 
 
@@ -85,15 +85,15 @@ def show_answers(
         Line("first token", f"{min(first):.2f} to {max(first):.2f} s", timed=True),
     ]
     terminal.block(
-        f"{system} ({served.cluster}), {len(found)} of {counted(len(prompts), 'prompt')} answered",
-        _shown([*speed, _too_slow(found), _shadow_start(found), *_result(found, served)], found[0]),
-        _shown([*_loads(found), *_nodes(found, served)], found[0]),
+        f"{system} ({served.cluster}), {len(found)} of {count_text(len(prompts), 'prompt')} answered",
+        _shown_lines([*speed, _too_slow(found), _shadow_start(found), *_result(found, served)], found[0]),
+        _shown_lines([*_loads(found), *_nodes(found, served)], found[0]),
     )
     terminal.console.print()
     terminal.block("prompts", [(str(number), _beginning(prompt)) for number, prompt in enumerate(prompts, 1)])
     terminal.console.print()
     terminal.table(
-        f"each prompt{_emulated(found[0])}",
+        f"each prompt{_emulation_note(found[0])}",
         ("prompt", "tokens in", "out", "first token", "tokens/s", "predicted", "reloads", "stalls"),
         [
             (
@@ -117,11 +117,11 @@ def _beginning(prompt: str) -> str:
     return text if len(text) <= PROMPT_SHOWN else f"{text[: PROMPT_SHOWN - 3].rstrip()}..."
 
 
-def _shown(lines: Sequence[Line], report: Report) -> list[tuple[str, str]]:
-    return [(line.label, line.text + _emulated(report) * line.timed) for line in lines if line.shown]
+def _shown_lines(lines: Sequence[Line], report: Report) -> list[tuple[str, str]]:
+    return [(line.label, line.text + _emulation_note(report) * line.timed) for line in lines if line.shown]
 
 
-def _emulated(report: Report) -> str:
+def _emulation_note(report: Report) -> str:
     return f" (emulated: {report.emulated})" if report.emulated else ""
 
 
@@ -167,27 +167,27 @@ def _result(reports: Sequence[Report], served: Settings) -> list[Line]:
     ended = _ENDED.get(one.finish, "").format(context=one.prompt_tokens + one.new_tokens) if len(reports) == 1 else ""
     seed = f"{one.seed}; the same --seed draws the same tokens"
     return [
-        Line("memory", _memory(max(reports, key=_held))),
-        Line("memory shares", _shares(max(reports, key=_held)), shown=served.memory is not None),
+        Line("memory", _memory(max(reports, key=_total_bytes))),
+        Line("memory shares", _shares(max(reports, key=_total_bytes)), shown=served.memory is not None),
         Line("output", _exactness(reports)),
         Line("precision", _precision(one.cluster), shown=any(forms_of(served.system_config))),
         Line("tokens", f"{new} out, {prompt} in{ended}"),
-        Line("shared", _shared(reports), shown=any(report.requests_per_step > 1 for report in reports)),
+        Line("shared", _requests_per_step(reports), shown=any(report.requests_per_step > 1 for report in reports)),
         Line("seed", seed, shown=one.seed is not None and len({report.seed for report in reports}) == 1),
         Line("ignored", f"{', '.join(one.ignored)} of the model's settings: not supported", shown=bool(one.ignored)),
     ]
 
 
-def _held(report: Report) -> int:
+def _total_bytes(report: Report) -> int:
     """Bytes of all nodes together."""
     return sum(sum(held) if isinstance(held, list) else held for held in report.memory_bytes.values())
 
 
 def _memory(report: Report) -> str:
     if report.memory_of_whole is None:
-        return f"{megabytes(_held(report))}, without the nodes that did not report theirs"
-    whole = megabytes(round(_held(report) / report.memory_of_whole))
-    return f"{megabytes(_held(report))}, {report.memory_of_whole:.0%} of the whole model's {whole}"
+        return f"{megabytes(_total_bytes(report))}, without the nodes that did not report theirs"
+    whole = megabytes(round(_total_bytes(report) / report.memory_of_whole))
+    return f"{megabytes(_total_bytes(report))}, {report.memory_of_whole:.0%} of the whole model's {whole}"
 
 
 def _shares(report: Report) -> str:
@@ -201,12 +201,12 @@ def _exactness(reports: Sequence[Report]) -> str:
     return f"approximate, because of {' and '.join(reasons)}"
 
 
-def _shared(reports: Sequence[Report]) -> str:
+def _requests_per_step(reports: Sequence[Report]) -> str:
     """How many requests shared a step, over all their steps."""
     mean = sum(report.requests_per_step for report in reports) / len(reports)
     chunked = sum(report.prefill_passes > 1 for report in reports)
     steps = f"{mean:.1f} requests in each step on average, which share its loads"
-    return steps + f"; {counted(chunked, 'prompt')} read in chunks" * bool(chunked)
+    return steps + f"; {count_text(chunked, 'prompt')} read in chunks" * bool(chunked)
 
 
 def _precision(cluster: ClusterFigures) -> str:
@@ -237,7 +237,7 @@ def _prediction(report: Report, served: Settings) -> list[Line]:
         ),
         Line(
             "not predicted",
-            f"{counted(report.unpredicted, 'expert')} in layers without a prediction",
+            f"{count_text(report.unpredicted, 'expert')} in layers without a prediction",
             shown=report.unpredicted > 0,
         ),
         Line(
@@ -252,7 +252,7 @@ def _prediction(report: Report, served: Settings) -> list[Line]:
         ),
         Line(
             "drafts",
-            f"{report.accepted:,} of {counted(report.drafted, 'drafted token')} were right",
+            f"{report.accepted:,} of {count_text(report.drafted, 'drafted token')} were right",
             shown=report.drafted > 0,
         ),
     ]
@@ -276,11 +276,11 @@ def _loads(reports: Sequence[Report]) -> list[Line]:
         ),
         Line(
             "not used",
-            f"{counted(unused, 'load')} of experts that the gate did not choose",
+            f"{count_text(unused, 'load')} of experts that the gate did not choose",
             shown=unused > 0,
         ),
         Line("stalls", f"{stall:.2f} s in decoding, {prefill_stall:.2f} s in prefill{each}", timed=True),
-        Line("on the host", f"{hosted:,} of {counted(named, 'expert')} computed there", shown=hosted > 0),
+        Line("on the host", f"{hosted:,} of {count_text(named, 'expert')} computed there", shown=hosted > 0),
     ]
 
 
@@ -293,7 +293,7 @@ def _audits(cluster: ClusterFigures, served: Settings) -> list[Line]:
         why += " and the main node was busy"
     why = f"{'mostly ' * (len(missed) > 1)}because {why}" if why else ""
     shown = cluster.audits > 0 or (served.audit != "auto" and asked > 0)
-    compared = f"{done:.1%} of {counted(cluster.computations, 'computation')} done twice and compared"
+    compared = f"{done:.1%} of {count_text(cluster.computations, 'computation')} done twice and compared"
     return [
         Line("audits", f"{compared}, {100 * asked:.3g}% asked", shown=shown),
         Line("not audited", why, shown=shown and bool(why) and done < LEAST_AUDITED * asked),
@@ -311,14 +311,14 @@ def _devices(report: Report) -> str:
 
 def _nodes(reports: Sequence[Report], served: Settings) -> list[Line]:
     """The nodes' peak memory, from the answer with the highest one."""
-    report = max(reports, key=_held)
+    report = max(reports, key=_total_bytes)
     memory = report.memory_bytes
     each = memory["workers"] if isinstance(memory["workers"], list) else []
     workers = [held for held in each if held]  # a host place holds nothing on the device
     shadow = f"shadow {megabytes(memory['shadow'])}, " if memory["shadow"] else ""
     experts = max(report.resident_experts_max, default=0)
-    most = f"{megabytes(max(workers, default=0))} and {counted(experts, 'expert')} at most"
-    nodes = f"main {megabytes(memory['main'])}, {shadow}{counted(len(workers), 'worker')}"
+    most = f"{megabytes(max(workers, default=0))} and {count_text(experts, 'expert')} at most"
+    nodes = f"main {megabytes(memory['main'])}, {shadow}{count_text(len(workers), 'worker')}"
     lost = list(dict.fromkeys(name for one in reports for name in one.cluster.lost))
     rejoined = list(dict.fromkeys(name for one in reports for name in one.cluster.rejoined))
     suspects = list(dict.fromkeys(name for one in reports for name in one.cluster.suspects))

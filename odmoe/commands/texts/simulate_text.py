@@ -9,8 +9,8 @@ from rich.console import Console
 from rich.table import Table
 
 from odmoe.settings.system_settings import CHOSEN, system_name
-from odmoe.terminal import counted
-from scheduler.one_line import escaped
+from odmoe.terminal import count_text
+from scheduler.one_line import escape
 from scheduler.policies.system_config import SystemConfig
 
 BAR = 30
@@ -32,10 +32,10 @@ _SAYS = {"sep": "a shadow predicts", "random": "random prefetch", "none": "no pr
 def show(facts: dict[str, Any]) -> None:
     """`facts`: what --json prints."""
     console = Console(highlight=False)
-    console.print(f"simulated: {escaped(facts['profile'])}", style="bold", markup=False)
+    console.print(f"simulated: {escape(facts['profile'])}", style="bold", markup=False)
     rows = list(_rows(facts))
     for name, value in rows:
-        console.print(f"  {name:<{max(len(name) for name, _ in rows)}}  {escaped(value)}", soft_wrap=True, markup=False)
+        console.print(f"  {name:<{max(len(name) for name, _ in rows)}}  {escape(value)}", soft_wrap=True, markup=False)
     if facts["bound"] is not None:
         what = "token" if len(facts["requests"]) == 1 and not facts["draft"] else "step"
         for line in _where(what, facts["where_ms"], CAUSES if facts["predictor"] != "none" else _UNFORESEEN):
@@ -58,7 +58,7 @@ def _rows(facts: dict[str, Any]) -> Iterator[tuple[str, str]]:
     slots = f"{facts['slots']} slot{'s' * (facts['slots'] > 1)} each"
     stay = {"none": "", "all": ", experts stay"}.get(facts["residency"], f", residency {facts['residency']}")
     stay += f", placement {facts['placement']} with a host" if facts["host"] else ""
-    yield "cluster", f"{counted(facts['workers'], 'worker')} in groups of {facts['group_size']}, {slots}{stay}"
+    yield "cluster", f"{count_text(facts['workers'], 'worker')} in groups of {facts['group_size']}, {slots}{stay}"
     aligned = f", aligned every {facts['align_token']} (token) and {facts['align_kv']} (KV)"
     name = facts["predictor"]
     yield "prediction", _SAYS.get(name, f"by {name}") + (aligned if name == "sep" else "")

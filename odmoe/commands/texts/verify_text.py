@@ -50,8 +50,10 @@ def _verdict(verdict: Verdict) -> str:
         )
     broken = [n for n, one in enumerate(verdict.prompts, 1) if not one.finite]
     if broken:
-        return f"Wrong: logits in the answers to {_numbered(broken)} of {len(verdict.prompts)} are infinite or NaN."
-    where = _numbered([n for n, one in enumerate(verdict.prompts, 1) if not one.exact])
+        return (
+            f"Wrong: logits in the answers to {_prompt_numbers(broken)} of {len(verdict.prompts)} are infinite or NaN."
+        )
+    where = _prompt_numbers([n for n, one in enumerate(verdict.prompts, 1) if not one.exact])
     text = f"Not exact: the answers to {where} of {len(verdict.prompts)} differ from those of Transformers."
     ties = [one for one in verdict.prompts if one.difference is not None]
     if ties and all(one.difference.near_tie for one in ties if one.difference):
@@ -62,5 +64,5 @@ def _verdict(verdict: Verdict) -> str:
     return text
 
 
-def _numbered(prompts: list[int]) -> str:
+def _prompt_numbers(prompts: list[int]) -> str:
     return f"{'prompt' if len(prompts) == 1 else 'prompts'} {', '.join(map(str, prompts))}"

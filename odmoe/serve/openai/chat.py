@@ -57,7 +57,7 @@ class ChatShape:
         return {"object": "chat.completion", **self._head, "choices": choices, "usage": usage}
 
     def _choice(self, part: Part) -> dict[str, Any]:
-        parsed = self._parsed(part)
+        parsed = self._parse(part)
         message: dict[str, Any] = {"role": "assistant", "content": parsed.content, "refusal": None}
         if parsed.calls:
             message["tool_calls"] = parsed.calls
@@ -68,13 +68,13 @@ class ChatShape:
             "finish_reason": _reason(part, parsed),
         }
 
-    def _parsed(self, part: Part) -> Message:
+    def _parse(self, part: Part) -> Message:
         if not self._request.offered_tools:
             return Message(part.text, [])
-        found = parse_answer(self._service.tokenizer, self._text, self._marked(part), self._request.offered_tools)
+        found = parse_answer(self._service.tokenizer, self._text, self._marked_text(part), self._request.offered_tools)
         return found or Message(part.text, [])
 
-    def _marked(self, whole: Part) -> str:
+    def _marked_text(self, whole: Part) -> str:
         """The text of a whole answer with its special tokens, which may mark calls. It ends where the text does."""
         tokenizer = self._service.tokenizer
         tokens = [step.token_id for step in whole.steps if step.token_id is not None]
@@ -92,7 +92,7 @@ class ChatShape:
             self._begun.add(part.index)
             found.append(self._chunk(part.index, {"role": "assistant", "content": "", "refusal": None}))
         if self._request.offered_tools:
-            return found + self._gathered(part)
+            return found + self._gather(part)
         entries = self._logprobs(part)
         if part.text or entries is not None:
             found.append(self._chunk(part.index, {"content": part.text}, entries))
@@ -100,7 +100,7 @@ class ChatShape:
             found.append(self._chunk(part.index, {}, None, part.reason))
         return found
 
-    def _gathered(self, part: Part) -> list[dict[str, Any]]:
+    def _gather(self, part: Part) -> list[dict[str, Any]]:
         """Nothing until the answer is whole."""
         whole = self._whole.setdefault(part.index, Part(part.index))
         whole.text += part.text
@@ -108,7 +108,7 @@ class ChatShape:
         whole.finish = part.finish
         if whole.finish is None:
             return []
-        parsed = self._parsed(whole)
+        parsed = self._parse(whole)
         delta: dict[str, Any] = {"content": parsed.content} if parsed.content else {}
         if parsed.calls:
             delta["tool_calls"] = [{"index": number, **call} for number, call in enumerate(parsed.calls)]

@@ -29,7 +29,7 @@ def to_engine_request(service: Service, request: CompletionRequest) -> tuple[Eng
         how["logprobs"] = request.logprobs
         if request.echo:
             how["prompt_logprobs"] = request.logprobs
-    prompts = [_encoded(service, prompt) for prompt in request.prompts]
+    prompts = [_encode(service, prompt) for prompt in request.prompts]
     texts = []
     if request.echo:
         texts = [
@@ -42,7 +42,7 @@ def to_engine_request(service: Service, request: CompletionRequest) -> tuple[Eng
     return found, texts
 
 
-def _encoded(service: Service, prompt: str | list[int]) -> list[int]:
+def _encode(service: Service, prompt: str | list[int]) -> list[int]:
     if isinstance(prompt, str):
         return service.model.opened.encode(prompt)
     if not 0 < len(prompt) < service.context:

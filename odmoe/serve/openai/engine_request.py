@@ -84,17 +84,17 @@ def options_from_request(service: Service, request: AnswerRequest) -> How:
     """How to answer, as arguments of `Cluster.generate`. What the request does not say is as in the settings."""
     from main_node.sampling import Sampling
 
-    def given(name: str) -> float | None:
+    def value_of(name: str) -> float | None:
         value = getattr(request, name)
         return getattr(service.settings, name) if value is None else value  # type: ignore[no-any-return]
 
-    top_k = given("top_k")
+    top_k = value_of("top_k")
     sampling = Sampling(
         service.settings.sample,
-        given("temperature"),
+        value_of("temperature"),
         None if top_k is None else int(top_k),
-        given("top_p"),
-        given("repetition_penalty"),
+        value_of("top_p"),
+        value_of("repetition_penalty"),
         request.seed,
         presence_penalty=request.presence_penalty,
         frequency_penalty=request.frequency_penalty,

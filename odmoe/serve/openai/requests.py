@@ -275,10 +275,10 @@ def parse(kind: type[Model], body: bytes | bytearray) -> Model:
     try:
         return kind.model_validate(given)
     except ValidationError as error:
-        raise _explained(error, kind) from error
+        raise _explain(error, kind) from error
 
 
-def _explained(error: ValidationError, kind: type[BaseModel]) -> ApiError:
+def _explain(error: ValidationError, kind: type[BaseModel]) -> ApiError:
     """The first fault, in a sentence."""
     first = error.errors(include_url=False, include_context=False)[0]
     place = ".".join(str(part)[:MOST_NAME] for part in first["loc"]) or None

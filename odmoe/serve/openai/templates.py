@@ -17,10 +17,10 @@ def chat_text(tokenizer: Any, request: ChatRequest) -> str:
     """The chat up to where the answer begins. Raises ApiError where the model has no template, or one that does not
     know what is asked."""
     _check_variables(tokenizer, request.chat_template_kwargs)
-    text = _applied(tokenizer, request, [])
+    text = _apply_template(tokenizer, request, [])
     if not request.offered_tools:
         return text
-    with_tools = _applied(tokenizer, request, request.offered_tools)
+    with_tools = _apply_template(tokenizer, request, request.offered_tools)
     if with_tools == text:
         raise ApiError(
             400, "the model's chat template knows no tools; leave them out", param="tools", code="unsupported_parameter"
@@ -41,7 +41,7 @@ def _check_variables(tokenizer: Any, variables: dict[str, Any]) -> None:
             )
 
 
-def _applied(tokenizer: Any, request: ChatRequest, tools: list[dict[str, Any]]) -> str:
+def _apply_template(tokenizer: Any, request: ChatRequest, tools: list[dict[str, Any]]) -> str:
     try:
         return chat.chat_text(
             tokenizer,

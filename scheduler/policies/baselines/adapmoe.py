@@ -77,9 +77,9 @@ class LayerShares(Shares):
         return self._fewest_loads() if self._passes >= PERIOD else equal_shares(slots, self.counts)
 
     def _fewest_loads(self) -> list[int]:
-        return cheapest_shares([self.missed(layer) for layer in self.shape.layers], self._slots)
+        return cheapest_shares([self.expected_misses(layer) for layer in self.shape.layers], self._slots)
 
-    def missed(self, layer: int) -> list[float]:
+    def expected_misses(self, layer: int) -> list[float]:
         """Demand loads that the layer would have had with 0, 1, ... slots, as measured so far."""
         demand, prefetched = self._loads[layer]
         weight = (demand + 1) / (demand + prefetched + 1)

@@ -7,11 +7,11 @@ from collections.abc import Iterable, Mapping
 import numpy as np
 
 from scheduler.policies.baselines.counting import Counts, heaviest, row_counts
-from scheduler.policies.predictors.base import Forecast, Scores, Silent
+from scheduler.policies.predictors.base import Forecast, PredictorBase, Scores
 from scheduler.types import ModelShape, Visit
 
 
-class ActivationPath(Silent):
+class ActivationPath(PredictorBase):
     """The next layer's experts, from how often each followed the experts of this one (Lina; Fate's baseline EAP).
 
     For each pair of neighbouring layers it counts how often expert b of the second was chosen for a token for which

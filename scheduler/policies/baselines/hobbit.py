@@ -9,7 +9,7 @@ from typing import NamedTuple
 from scheduler.policies.baselines.mixtral_offloading import NextGate
 from scheduler.policies.precision import FULL, INT4, Importance, suffices
 from scheduler.policies.predictors.base import Forecast, Foresight, Scores
-from scheduler.policies.residency.base import Cacheless
+from scheduler.policies.residency.base import ResidencyBase
 from scheduler.types import ExpertId, ModelShape, Visit
 
 UNIMPORTANT = 0.6
@@ -90,7 +90,7 @@ class Mixed:
         return suffices(held, self.form(importance))
 
 
-class Multidimensional(Cacheless):
+class Multidimensional(ResidencyBase):
     """HOBBIT's cache (3.4): the expert of the lowest priority is evicted. With expert i to be loaded, expert t has
 
         w_lru R / T + w_lfu F / T + w_lhu H / T + w_fld (1 - ((l_t - l_i) mod L) / L)

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 import numpy as np
 
 from scheduler.policies.placement import Costs
-from scheduler.policies.predictors.base import Forecast, Foresight, Scores, Silent
+from scheduler.policies.predictors.base import Forecast, Foresight, PredictorBase, Scores
 from scheduler.policies.predictors.ranking import best_of_rows, popularity
 from scheduler.policies.residency.scores import Scored, Values
 from scheduler.types import ModelShape, Visit
@@ -69,7 +69,7 @@ def _moved_to_host(
     return moved
 
 
-class Impact(Silent):
+class Impact(PredictorBase):
     """The gates of several next layers on this layer's gate input; the expert whose prefetch is expected to save most
     comes first (HybriMoE, "impact-driven prefetching").
 
@@ -164,6 +164,6 @@ class RecentScore(Scored):
         np.put_along_axis(kept, best, np.take_along_axis(shares, best, axis=1), axis=1)
         return kept
 
-    def _revalued(self, layer: int, shares: Values) -> Values:
+    def _new_values(self, layer: int, shares: Values) -> Values:
         values: Values = ALPHA * shares + (1 - ALPHA) * np.array(self.value[layer])
         return values

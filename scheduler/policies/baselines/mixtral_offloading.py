@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 
-from scheduler.policies.predictors.base import Forecast, Foresight, Scores, Silent
+from scheduler.policies.predictors.base import Forecast, Foresight, PredictorBase, Scores
 from scheduler.policies.predictors.ranking import popularity
 from scheduler.types import ModelShape, Visit
 
 
-class NextGate(Silent):
+class NextGate(PredictorBase):
     """The next layer's gate on this layer's gate input: its top-k are expected.
 
     The best `prefetch` of the gate's ranking are prefetched. Assumed: the top-k unless given (the paper tries 1 and 2

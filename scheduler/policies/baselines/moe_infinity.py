@@ -10,8 +10,8 @@ from collections.abc import Collection, Iterable, Mapping
 import numpy as np
 
 from scheduler.policies.baselines.counting import Counts, heaviest, row_counts
-from scheduler.policies.predictors.base import Forecast, Scores, Silent
-from scheduler.policies.residency.base import Cacheless
+from scheduler.policies.predictors.base import Forecast, PredictorBase, Scores
+from scheduler.policies.residency.base import ResidencyBase
 from scheduler.types import ExpertId, ModelShape, Visit
 
 CAPACITY = 64
@@ -37,7 +37,7 @@ class _OpenRequest:
         self.seen = np.zeros(layers, dtype=bool)
 
 
-class RequestTraces(Silent):
+class RequestTraces(PredictorBase):
     """The next layers' experts as in the earlier request whose activations were most like this one's so far
     (MoE-Infinity: expert activation matrices and their collection).
 
@@ -103,7 +103,7 @@ def _unit(counts: Counts) -> Counts:
     return unit
 
 
-class ActivationAware(Cacheless):
+class ActivationAware(ResidencyBase):
     """All experts stay; the one with the least (activation ratio + epsilon) x (1 - layer / layers) is evicted
     (MoE-Infinity, expert caching).
 

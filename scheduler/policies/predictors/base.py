@@ -58,8 +58,8 @@ class Predictor(Protocol):
         """The request is over; drop its data."""
 
 
-class Silent:
-    """No forecasts: the shadow predicts, as `Predicted` events, or nothing does. The base class of the others."""
+class PredictorBase:
+    """Neutral defaults, which forecast nothing. The base class of the others."""
 
     foresight: Foresight | None = None
 
@@ -82,7 +82,11 @@ class Silent:
         pass
 
 
-class RandomPredictor(Silent):
+class NoPrediction(PredictorBase):
+    """No forecasts: the shadow predicts, as `Predicted` events, or nothing does."""
+
+
+class RandomPredictor(PredictorBase):
     """Any k experts, equally likely: "workers prefetch experts randomly" (OD-MoE Fig. 8, case 5). Recall is k / E."""
 
     def __init__(self, shape: ModelShape, seed: int = 0) -> None:

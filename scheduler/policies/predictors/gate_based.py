@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 
-from scheduler.policies.predictors.base import Forecast, Foresight, Scores, Silent
+from scheduler.policies.predictors.base import Forecast, Foresight, PredictorBase, Scores
 from scheduler.policies.predictors.ranking import above_percentile, popularity, top_k
 from scheduler.types import ModelShape, Visit
 
@@ -12,7 +12,7 @@ PERCENTILE = 75.0
 """Fate 4.2: experts whose score exceeds this percentile of their row are expected."""
 
 
-class CrossLayer(Silent):
+class CrossLayer(PredictorBase):
     """Fate's cross-layer gate (4.2, 4.3): every expert whose score exceeds the 75th percentile of its row is expected.
 
     Decoding: the best floor(layer / load) that are not resident are prefetched, as many loads as a layer's time hides.
@@ -58,7 +58,7 @@ class CrossLayer(Silent):
         return tuple(bring)
 
 
-class NextLayer(Silent):
+class NextLayer(PredictorBase):
     """The next layer's attention and gate on the output of this layer's resident and shared experts (importance 5.2).
 
     The top-k are prefetched, the highest score first. The core drops queued loads at the gate. With `alpha`, only

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 
-from scheduler.policies.predictors.base import Forecast, Foresight, Scores, Silent
+from scheduler.policies.predictors.base import Forecast, Foresight, PredictorBase, Scores
 from scheduler.policies.predictors.ranking import popularity
 from scheduler.types import ModelShape, Visit
 
@@ -12,7 +12,7 @@ WARM_UP = 16
 """SMOE-Flex (IV-E) compares so many predictions of each layer before it silences layers. The paper leaves it open."""
 
 
-class TokenWise(Silent):
+class TokenWise(PredictorBase):
     """A small network per layer predicts the next token's experts in that layer, a whole pass ahead (SMOE IV-D).
 
     The top-k are expected. `prefetch` experts that are not resident are prefetched, the N of IV-E: the first N of the

@@ -6,7 +6,7 @@ from collections import OrderedDict
 from collections.abc import Collection, Hashable, Sequence
 from typing import Generic, TypeVar
 
-from scheduler.policies.residency.base import Cacheless, kept_slots
+from scheduler.policies.residency.base import ResidencyBase, kept_slots
 from scheduler.policies.residency.shares import Shares, equal_shares
 from scheduler.types import ExpertId, ModelShape
 
@@ -131,7 +131,7 @@ class AdaptiveReplacement(Generic[K]):
             self.b1.popitem(last=False)
 
 
-class ARC(Cacheless):
+class ARC(ResidencyBase):
     """All experts stay; ARC over the experts of all layers chooses which is evicted. A use is a gate that chooses the
     expert."""
 

@@ -23,7 +23,7 @@ class Residency(Protocol):
     hit."""
 
     @property
-    def homed(self) -> bool:
+    def has_homes(self) -> bool:
         """Each expert has one worker, the same in prefill and decoding, and is loaded nowhere else."""
 
     @property
@@ -64,10 +64,10 @@ class Residency(Protocol):
         """Prefill is over: the experts to load before decoding, most important first. Empty: no change."""
 
 
-class Cacheless:
-    """No expert stays: each is evicted once it is computed, or turns out not to be needed (OD-MoE)."""
+class ResidencyBase:
+    """Neutral defaults, which keep no expert. The base class of the others."""
 
-    homed = False
+    has_homes = False
     wants_scores = False
 
     def check(self, shape: ModelShape, slots: int) -> None:
@@ -95,10 +95,14 @@ class Cacheless:
         return ()
 
 
-class Everything(Cacheless):
+class NoCache(ResidencyBase):
+    """No expert stays: each is evicted once it is computed, or turns out not to be needed (OD-MoE)."""
+
+
+class Everything(ResidencyBase):
     """All experts stay, each in a slot of its own: the same cluster, fully cached. Nothing is ever evicted."""
 
-    homed = True
+    has_homes = True
 
     def check(self, shape: ModelShape, slots: int) -> None:
         needed = sum(shape.count(ordinal) for ordinal in range(len(shape.layers)))

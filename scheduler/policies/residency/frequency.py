@@ -39,14 +39,14 @@ class Frequent(Shares):
         for number, count in rows.items():
             self._rows[visit.layer][number] += count
 
-    def activated(self, expert: ExpertId) -> int:
+    def row_count(self, expert: ExpertId) -> int:
         """Rows since the latest prefill began."""
         return self._rows[expert.layer][expert.expert]
 
     def _frequent(self, expert: ExpertId) -> bool:
         """Among the most activated of its layer, as many as its share holds."""
         layer, number = expert
-        own = self.activated(expert)
+        own = self.row_count(expert)
         before = sum(rows > own or (rows == own and other < number) for other, rows in enumerate(self._rows[layer]))
         return before < self.share[layer]
 
@@ -66,7 +66,7 @@ class Frequent(Shares):
         return not passes and super().full(incoming)
 
     def weakest(self, layer: int, incoming: ExpertId, among: Collection[ExpertId]) -> ExpertId | None:
-        return min(among, key=lambda expert: (self.activated(expert), self.age(expert)))
+        return min(among, key=lambda expert: (self.row_count(expert), self.age(expert)))
 
     def warm(self, slots: int) -> Iterable[ExpertId]:
         most_activated: list[ExpertId] = []
@@ -76,4 +76,4 @@ class Frequent(Shares):
         return sorted(most_activated, key=self._rank)[:slots]
 
     def _rank(self, expert: ExpertId) -> tuple[int, bool, ExpertId]:
-        return -self.activated(expert), expert not in self.kept[expert.layer], expert
+        return -self.row_count(expert), expert not in self.kept[expert.layer], expert

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 
 from scheduler.policies.predictors.base import Scores
-from scheduler.policies.residency.base import Cacheless, kept_slots
+from scheduler.policies.residency.base import ResidencyBase, kept_slots
 from scheduler.types import ExpertId, ModelShape, Visit
 
 
-class LRU(Cacheless):
+class LRU(ResidencyBase):
     """All experts stay; the least recently used is evicted (mixtral-offloading, section 3.1, there in each layer).
 
     Assumed: one order over all layers. A load counts as a use, so that a prefetched expert is not the next to go.

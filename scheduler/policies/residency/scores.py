@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scheduler.policies.predictors.base import Scores
-from scheduler.policies.residency.base import Cacheless, ChosenByGates
+from scheduler.policies.residency.base import ChosenByGates, ResidencyBase
 from scheduler.types import ExpertId, ModelShape, Visit
 
 Values = NDArray[np.float64]
@@ -18,7 +18,7 @@ WINDOW = 32
 better."""
 
 
-class Scored(Cacheless):
+class Scored(ResidencyBase):
     """A base class: all experts stay, and the one of the least value over all layers is evicted. Of equals the one that
     has been unneeded for longest.
 
@@ -35,7 +35,7 @@ class Scored(Cacheless):
         self.value: dict[int, list[float]] = {layer: [1 / count] * count for layer, count in self.counts.items()}
         """Layer -> one value an expert."""
 
-    def _revalued(self, layer: int, shares: Values) -> Values:
+    def _new_values(self, layer: int, shares: Values) -> Values:
         """A gate has fired: the layer's new values. `shares` [experts]: each expert's mean share of a row's scores."""
         raise NotImplementedError
 
@@ -49,7 +49,7 @@ class Scored(Cacheless):
         if not scores:
             scores = (tuple(float(rows.get(number, 0)) for number in range(self.counts[visit.layer])),)
         shares = self._shares(np.asarray(scores, dtype=np.float64)).mean(axis=0)
-        self.value[visit.layer] = self._revalued(visit.layer, shares).tolist()
+        self.value[visit.layer] = self._new_values(visit.layer, shares).tolist()
 
     def keeps(self, worker: int, expert: ExpertId, predicted: bool) -> bool:
         return True
@@ -75,7 +75,7 @@ class ScoreWindow(Scored):
         self._recent: dict[int, deque[Values]] = {layer: deque(maxlen=window) for layer in shape.layers}
         self._shield = ChosenByGates()
 
-    def _revalued(self, layer: int, shares: Values) -> Values:
+    def _new_values(self, layer: int, shares: Values) -> Values:
         recent = self._recent[layer]
         recent.append(shares)
         values: Values = np.mean(recent, axis=0)

@@ -75,7 +75,7 @@ def test_restored_experts_are_the_dequantised_ones(native: ExpertStore, dequanti
     assert manifest.full.keys() == manifest.layers.keys()
     assert (dequantised.manifest.encoding, dequantised.manifest.full) == ("", {})
     assert manifest.restored_bytes == dequantised.manifest.blob_bytes > manifest.blob_bytes
-    assert {n: manifest.restored(n).tensors for n in manifest.layers} == {
+    assert {n: manifest.restored_layout(n).tensors for n in manifest.layers} == {
         n: layer.tensors for n, layer in dequantised.manifest.layers.items()
     }
     check_same_parameters(native, dequantised)

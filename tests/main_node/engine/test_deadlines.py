@@ -199,7 +199,7 @@ def test_no_wait_at_all(world: World, deadlines: Deadlines) -> None:
 
 
 def owe(world: World, layers: int) -> None:
-    world.core.stats = {1: SimpleNamespace(unmatched=layers)}
+    world.core.stats = {1: SimpleNamespace(unmatched_count=layers)}
 
 
 def test_a_shadow_that_owes_and_sends_nothing_is_lost(world: World, deadlines: Deadlines) -> None:

@@ -69,7 +69,7 @@ class Main:
                 given: torch.Tensor = eager(module, hidden, index, known)
                 return given
 
-            self.said[self.position, layer] = self.gates.ranked(layer).clone()
+            self.said[self.position, layer] = self.gates.ranked_scores(layer).clone()
             self.inputs[self.position, layer] = hidden.clone()
             if self.foresight is not None:
                 self.told += self.foresight.ahead(t.Visit(1, self.position, layer), hidden, partial)

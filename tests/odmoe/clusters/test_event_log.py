@@ -89,7 +89,7 @@ def test_blocks_of_a_real_run_are_read_by_token(
     without, one = ([[set(experts) for experts in layers] for layers in workload.passes] for workload in found)
     assert one == without
     assert len(one) == COUNT - 1
-    assert found[0].accepted is None
+    assert found[0].accepted_share is None
     assert last.report.drafted > 0
     assert sum(found[1].drafts.values()) >= last.report.accepted
 

@@ -69,9 +69,9 @@ def world() -> Iterator[World]:
 )
 def test_each_message_takes_what_the_profile_says(message: Message, leaves: float, comes: float) -> None:
     """On the main node's end; a node's own knows nothing of the links."""
-    assert main_end().sent(message, 10.0) == pytest.approx(10 + leaves)
+    assert main_end().on_sent(message, 10.0) == pytest.approx(10 + leaves)
     assert main_end().arrives(message, 10.0) == pytest.approx(10 + comes)
-    assert StreamEnd().sent(message, 10.0) == StreamEnd().arrives(message, 10.0) == 10.0
+    assert StreamEnd().on_sent(message, 10.0) == StreamEnd().arrives(message, 10.0) == 10.0
 
 
 @pytest.mark.parametrize("message", [Prediction(1, 5, 0, (1, 2), (0.5, 0.5)), Draft(1, 5, 3, 7)])
@@ -79,12 +79,12 @@ def test_what_the_shadow_sends_says_how_far_it_is(message: Message) -> None:
     expected = ExpectedPredictions(PROFILE)
     end = MainStreamEnd(MainLinks(PROFILE), expected)
     step_s = PROFILE.shadow_layer_s + PROFILE.hop_s
-    end.sent(OpenRequest(1, (5, 6), 0, 9, 1, 1, 2, False), 9.0)
-    reaches = end.sent(Align(1, 0, 7, 2, (), drafts=4), 10.0)
+    end.on_sent(OpenRequest(1, (5, 6), 0, 9, 1, 1, 2, False), 9.0)
+    reaches = end.on_sent(Align(1, 0, 7, 2, (), drafts=4), 10.0)
     assert expected.until() == pytest.approx(reaches + step_s)
-    end.received(message, 10.5)
+    end.on_received(message, 10.5)
     assert expected.until() == pytest.approx(10.5 + step_s)
-    end.received(ShadowProgress(1, 0, idle=True), 10.6)
+    end.on_received(ShadowProgress(1, 0, idle=True), 10.6)
     assert expected.until() == math.inf
 
 
@@ -93,11 +93,11 @@ def test_alignment_in_parts_shares_its_link() -> None:
     nothing, state = Tensor("uint8", (0,), b""), Tensor("uint8", (1, 99, 4), bytes(396))
     kv = (*(Tensor("uint8", (1, 1, 16, 1), bytes(16)) for _ in range(8)), nothing, state)
     way, one = main_end(), 16 * 4 * 8192 * 8 / 1e9
-    found = [way.sent(Align(1, 0, None, start, kv, more=start < 32), 10.0) for start in (0, 16, 32)]
+    found = [way.on_sent(Align(1, 0, None, start, kv, more=start < 32), 10.0) for start in (0, 16, 32)]
     assert found == pytest.approx([10 + one, 10 + 2 * one, 10 + 3 * one])
-    found = [way.sent(Align(1, 1, None, start, kv, more=start < 32), 20.0) for start in (0, 16, 32)]
+    found = [way.on_sent(Align(1, 1, None, start, kv, more=start < 32), 20.0) for start in (0, 16, 32)]
     assert found == pytest.approx([20 + one, 20 + 2 * one, 20 + 3 * one])
-    assert way.sent(Align(1, 2, 5, 0, ()), 30.0) == pytest.approx(30 + PROFILE.hop_s)
+    assert way.on_sent(Align(1, 2, 5, 0, ()), 30.0) == pytest.approx(30 + PROFILE.hop_s)
 
 
 @settings(deadline=None, max_examples=40)

@@ -92,7 +92,7 @@ def test_every_kind_over_each_transport(emulation: Emulation, open_stream: Open)
 @pytest.mark.parametrize("travel", [[5, 0, 12, 3], [30], [0, 0, 0]])
 def test_never_before_it_is_due_and_in_order(emulation: Emulation, open_stream: Open, travel: list[int]) -> None:
     class Given(StreamEnd):
-        def sent(self, message: Message, at: float) -> float:
+        def on_sent(self, message: Message, at: float) -> float:
             return at + travel[message.load_id] / 1e3 if isinstance(message, Load) else at
 
     node, main = End(emulation), End(emulation)

@@ -194,7 +194,7 @@ def test_the_published_digests_are_the_demos_own(demo: Path) -> None:
     assert sums["model.safetensors"] == hashlib.sha256((demo / "model.safetensors").read_bytes()).hexdigest()
 
 
-@pytest.mark.parametrize("before", ["odmoe.api.model._opened", "odmoe.api.model.start_cluster"])
+@pytest.mark.parametrize("before", ["odmoe.api.model._open_model", "odmoe.api.model.start_cluster"])
 def test_a_store_that_is_removed_while_the_nodes_start(
     before: str, cli: CommandLine, store: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

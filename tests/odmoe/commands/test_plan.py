@@ -20,8 +20,8 @@ from scheduler.planning.scaling import (
     Hardware,
     Policy,
     Setup,
-    fitted,
     memory,
+    other_fits,
     outcome,
     speed_together,
 )
@@ -41,7 +41,7 @@ def simulated_once() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("scheduler.planning.scaling.outcome", once)
         patch.setattr("scheduler.planning.scaling.speed_together", functools.cache(speed_together))
-        patch.setattr("odmoe.simulation_pool._made", lambda: None)
+        patch.setattr("odmoe.simulation_pool._make_pool", lambda: None)
         yield
 
 
@@ -146,7 +146,7 @@ def test_advice_has_its_range_over_the_fits_of_a_profile(
     planned: Callable[..., dict[str, Any]], cli: CommandLine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Loads of 22.5 ms with layers of the shadow of 7.09 ms decode as fast, and need other machines."""
-    monkeypatch.setattr("scheduler.planning.plan.fitted", fitted)
+    monkeypatch.setattr("scheduler.planning.plan.other_fits", other_fits)
     found = planned("-m", MIXTRAL)
     assert len(found["decode_tokens_per_s_by_fit"]) == len(find_profile("rtx3090-1gbe").fits) == 3
     ranges = {one["what"].split(":")[0]: one["factors"] for one in found["changes"] if one["real"]}

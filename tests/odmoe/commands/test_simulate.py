@@ -104,7 +104,7 @@ def test_json_says_what_the_simulator_does(cli: CommandLine) -> None:
     assert found["decode_tokens_per_s"] == pytest.approx(outcome.decode_tokens_per_s)
     assert found["where_ms"] == {cause: seconds * 1e3 for cause, seconds in outcome.where.items()}
     assert sum(found["where_ms"].values()) == pytest.approx(1e3 / found["decode_tokens_per_s"])
-    assert (found["profile"], found["bound"]) == (PAPER.name, outcome.bound)
+    assert (found["profile"], found["bound"]) == (PAPER.name, outcome.bottleneck)
 
 
 DRAWN = [

@@ -23,7 +23,7 @@ def test_the_table_in_a_terminal(cluster: ClusterFile) -> None:
     out = io.StringIO()
     console = Console(file=out, force_terminal=True, width=160)
     table = HostTable(console, cluster)
-    with table.shown():
+    with table.show():
         table.see(
             snapshot(
                 cluster,
@@ -46,7 +46,7 @@ def test_a_terminal_has_a_line_a_host_and_cuts_no_figure(cluster: ClusterFile, w
     why = "it does not answer ssh; see that it is switched on, that its cable is in and that no firewall is in between"
     odd = {"store": "a-model-bfloat16-2-0123456789abcdef", "ray": "missing", "state": "unreachable", "detail": why}
     table.see(snapshot(cluster, ["ready"] * 4, **{"worker-0": full, "worker-1": full | odd}))
-    console.print(table.drawn())
+    console.print(table.draw())
     lines = out.getvalue().splitlines()
     assert max(map(len, lines)) <= width
     assert [line.split()[0] for line in lines[1:5]] == [host.name for host in cluster.hosts]

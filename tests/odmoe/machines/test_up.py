@@ -30,7 +30,7 @@ def test_a_cluster_file_has_the_number_of_workers(
     monkeypatch.setattr(module, "_check_model", lambda *_: None)
     monkeypatch.setattr(module.Claims, "settle", lambda *_: None)
     steps = ("_make_keys", "_claim", "_push_keys", "_push_store", "_ray")
-    for name, answer in (("_fit", {}), ("_checked", {}), *((step, None) for step in steps)):
+    for name, answer in (("_fit", {}), ("_check_hosts", {}), *((step, None) for step in steps)):
         monkeypatch.setattr(module._BringUp, name, lambda *_, answer=answer: answer)
     monkeypatch.setattr(module._BringUp, "_nodes", lambda self, *_: started.append(self._settings))
     file = ROOT / "cluster.yaml"

@@ -77,7 +77,7 @@ def test_a_dropped_answer_is_found_without_a_collection(taken: int, uncollected:
     for _ in range(taken):
         next(answer)
     del answer
-    assert held.dropped(WAIT_S) == "key"
+    assert held.next_dropped(WAIT_S) == "key"
     assert (held.keys(), main.cancelled) == ([], []), "a finalizer makes no calls"
 
 
@@ -89,7 +89,7 @@ def test_an_answer_that_has_not_begun_or_has_ended_is_not_cancelled(taken: int, 
     for _ in range(taken):
         next(answer)
     del answer
-    assert held.dropped(0.05) is None
+    assert held.next_dropped(0.05) is None
 
 
 def test_the_end_of_a_with_block_cancels_it_once() -> None:

@@ -60,18 +60,18 @@ def test_further_answers_of_a_request_begin_when_others_end() -> None:
             pool.start(of([one]))
         pool.start(of(several))
         until(lambda: begun(several) == 1)
-        assert pool.taken == 4
+        assert pool.busy_threads == 4
         with pytest.raises(QueueFullError, match="4 answers are under way or wait"):
             pool.start(of([Held()]))
         for one in alone:
             one.go.set()
         until(lambda: begun(several) == 2)
-        assert pool.taken == 2, "as many as are answered at once"
+        assert pool.busy_threads == 2, "as many as are answered at once"
         several[0].go.set()
         until(lambda: begun(several) == 3)
         for one in several:
             one.go.set()
-        until(lambda: pool.taken == 0)
+        until(lambda: pool.busy_threads == 0)
 
     run(test, parallel=2, queue=2)
 
@@ -80,11 +80,11 @@ def test_nobody_is_refused_for_the_further_answers_of_another() -> None:
     async def test(pool: AnswerPool) -> None:
         alone, several = Held(), [Held() for _ in range(8)]
         started: list[RequestAnswers] = [pool.start(of([alone])), pool.start(of(several))]
-        assert pool.taken == 2
+        assert pool.busy_threads == 2
         started += [pool.start(of([Held()])) for _ in range(2)]
         for one in started:
             one.cancel()
-        until(lambda: pool.taken == 0)
+        until(lambda: pool.busy_threads == 0)
         assert begun(several) <= 1
 
     run(test, parallel=2, queue=2)

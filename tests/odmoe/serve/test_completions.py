@@ -234,7 +234,7 @@ def test_responses_are_made_beside_the_event_loop(client: OpenAI, monkeypatch: p
         return made
 
     monkeypatch.setattr(routes, "_whole", noting(routes._whole))
-    monkeypatch.setattr(routes, "_encoded", noting(routes._encoded))
+    monkeypatch.setattr(routes, "_encode_events", noting(routes._encode_events))
     monkeypatch.setattr(routes, "_MANY", 0)
     client.completions.create(model=NAME, prompt=PROMPT, max_tokens=6, logprobs=2)
     streamed(client, prompt=PROMPT, max_tokens=6, logprobs=2)

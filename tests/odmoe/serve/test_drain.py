@@ -137,7 +137,7 @@ def test_a_client_that_does_not_read_holds_no_drain_up(
         socket.create_connection(served.address) as client,
     ):
         client.sendall(request_bytes(served, ASK | {"stream": True}))
-        until(lambda: served.service.answer_pool.taken == 1)
+        until(lambda: served.service.answer_pool.busy_threads == 1)
         stopped(served, stops)
         assert ended(served) == [0]
         until(lambda: is_idle(served))

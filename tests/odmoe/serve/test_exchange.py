@@ -75,7 +75,7 @@ class World:
 
     def close(self) -> None:
         self.exchange.close()
-        until(lambda: self.answer_pool.taken == 0)
+        until(lambda: self.answer_pool.busy_threads == 0)
 
 
 def test_an_answer_whose_last_tokens_have_come_is_whole_though_it_is_stopped() -> None:

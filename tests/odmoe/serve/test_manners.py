@@ -86,7 +86,7 @@ def test_a_full_queue(served: Served) -> None:
         waiting = [threading.Thread(target=create, kwargs=ASK | {"max_tokens": 1}) for _ in range(2)]
         for one in waiting:
             one.start()
-        until(lambda: served.service.answer_pool.taken == 4)
+        until(lambda: served.service.answer_pool.busy_threads == 4)
         with pytest.raises(openai.RateLimitError, match="the queue is full") as found:
             served.client().completions.create(**ASK)
         assert (found.value.code, found.value.type) == ("queue_full", "rate_limit_error")
@@ -212,10 +212,10 @@ def test_an_answer_is_whole_before_its_report_is_there(served: Served, stream: b
 def test_the_ends_of_many_answers_are_one_word_each_in_the_log() -> None:
     record = Record("id", "POST", "/v1/completions")
     for number in range(50):
-        record.answered(("stop", "length")[number % 2], None)
+        record.on_answered(("stop", "length")[number % 2], None)
     assert record.facts()["finish"] == "length,stop"
     for recall, tokens in ((0.5, 10), (1.0, 30)):
-        record.answered("stop", SimpleNamespace(recall=recall, new_tokens=tokens))  # type: ignore[arg-type]
+        record.on_answered("stop", SimpleNamespace(recall=recall, new_tokens=tokens))  # type: ignore[arg-type]
     assert record.facts()["recall"] == 0.875
 
 

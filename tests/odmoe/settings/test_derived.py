@@ -17,14 +17,14 @@ from odmoe.settings.derived import (
     VERIFY_FLAGS,
 )
 from odmoe.settings.settings import Settings
-from odmoe.settings.table import count, declared, setting
+from odmoe.settings.table import count, declaration_of, setting
 from scripts import generate_keywords as script
 from support.paths import ROOT
 
 
 def test_every_list_has_settings_in_the_order_of_the_help() -> None:
     for names in (FIXED_WHILE_RUNNING, SERVE_FLAGS, VERIFY_FLAGS, HERE_ONLY):
-        common = [declared(Settings, name).common for name in names]
+        common = [declaration_of(Settings, name).common for name in names]
         assert names
         assert common == sorted(common, reverse=True)
 

@@ -8,12 +8,12 @@ from typing import Any
 from scheduler import types as t
 from scheduler.policies.baselines.hobbit import Mixed
 from scheduler.policies.precision import FULL, INT4, Importance, Popular, Uniform
-from scheduler.policies.residency.base import Cacheless
+from scheduler.policies.residency.base import NoCache, ResidencyBase
 from scheduler.types import ExpertId
 from support.scheduling.core_driver import Driver, P, in_place
 
 
-class Keeps(Cacheless):
+class Keeps(ResidencyBase):
     """All stay. `fulls`: layers whose part is used up; `spares`: who never makes room; `warms`: see `warm`."""
 
     def __init__(self, fulls: Collection[int] = (), spares: Collection[int] = (), warms: Collection[Any] = ()) -> None:
@@ -317,7 +317,7 @@ SCORES = ((0.4, 0.3, 0.2, 0.1),)
 
 
 def formed(precision: Any, policy: Any = None, **fields: Any) -> Driver:
-    d = cached(policy or Cacheless(), **({"precision": precision, "experts": 4} | fields))
+    d = cached(policy or NoCache(), **({"precision": precision, "experts": 4} | fields))
     d.open()
     return d
 

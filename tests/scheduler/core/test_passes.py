@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from scheduler import types as t
-from scheduler.policies.predictors.base import Forecast, Silent
+from scheduler.policies.predictors.base import Forecast, PredictorBase
 from support.scheduling.core_driver import Driver, P, compute
 
 
-class Tells(Silent):
+class Tells(PredictorBase):
     """What `said` has for a visit whose gate fires, and for one that a pass begins with."""
 
     def __init__(self, said: dict[t.Visit, list[Forecast]], begins: list[Forecast] | None = None) -> None:

@@ -6,7 +6,7 @@ from collections import Counter
 from random import Random
 
 from scheduler import types as t
-from scheduler.policies.predictors.base import Forecast, RandomPredictor, Silent
+from scheduler.policies.predictors.base import Forecast, PredictorBase, RandomPredictor
 from support.scheduling.core_driver import Driver, P, compute
 
 
@@ -56,7 +56,7 @@ def test_predictions_for_requests_that_are_not_open_are_nothing() -> None:
 # --- the core predicts ------------------------------------------------------------------------------------------------
 
 
-class Says(Silent):
+class Says(PredictorBase):
     """The same experts in every layer of a decode pass, when it begins."""
 
     def __init__(self, *experts: int) -> None:

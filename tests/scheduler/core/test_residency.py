@@ -13,7 +13,7 @@ from scheduler.core.groups import RoundRobin
 from scheduler.core.homes import Homes
 from scheduler.core.machine import MAX_FAILURES
 from scheduler.errors import ConfigError
-from scheduler.policies.residency.base import Cacheless, Everything
+from scheduler.policies.residency.base import Everything, NoCache
 from scheduler.types import ExpertId
 from support.scheduling.core_driver import Driver, P, in_place
 from support.scheduling.policies import LastUsed
@@ -137,7 +137,7 @@ def test_too_few_slots_hold_the_request_up_and_say_how_many_are_needed() -> None
     Everything().check(shape, 7)
     with pytest.raises(ConfigError, match="7 slots are needed, 6 are there"):
         Everything().check(shape, 6)
-    Cacheless().check(shape, 0)
+    NoCache().check(shape, 0)
 
 
 def test_experts_of_a_lost_worker_find_another_home_and_nobody_else_moves() -> None:

@@ -6,7 +6,7 @@ from collections.abc import Collection
 from typing import Any
 
 from scheduler import types as t
-from scheduler.policies.predictors.base import Forecast, Silent
+from scheduler.policies.predictors.base import Forecast, PredictorBase
 from support.scheduling.core_driver import Driver, P
 from support.scheduling.policies import LastUsed
 
@@ -27,7 +27,7 @@ class Says:
         return self.rows
 
 
-class Attends(Silent):
+class Attends(PredictorBase):
     """Wants attention's foresight, and forecasts just what the scores say."""
 
     foresight = "attention"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from scheduler import types as t
-from scheduler.policies.predictors.base import Silent
+from scheduler.policies.predictors.base import NoPrediction
 from support.scheduling.core_driver import Driver, P, compute
 
 
@@ -41,20 +41,20 @@ def test_predictions_of_a_shadow_that_is_lost_are_not_waited_for() -> None:
     d = Driver(layers=2)
     d.open()
     d.gate(0, 3, 5)
-    assert d.stats().unmatched == 1
+    assert d.stats().unmatched_count == 1
     d.do(t.ShadowLost())
-    assert d.stats().unmatched == 0
+    assert d.stats().unmatched_count == 0
     d.computed(0, 1)
     d.gate(1, 4)
-    assert d.stats().unmatched == 0  # nobody predicts any more
+    assert d.stats().unmatched_count == 0  # nobody predicts any more
 
 
 def test_a_lost_shadow_says_nothing_about_what_a_predictor_still_owes() -> None:
-    d = Driver(layers=2, predictor=Silent(t.ModelShape((0, 1), 8, 2)))
+    d = Driver(layers=2, predictor=NoPrediction(t.ModelShape((0, 1), 8, 2)))
     d.open()
     d.gate(0, 3, 5)
     d.do(t.ShadowLost())
-    assert d.stats().unmatched == 1
+    assert d.stats().unmatched_count == 1
 
 
 HAND = {
@@ -149,6 +149,6 @@ def test_where_the_main_model_reads_all_tokens_again_the_shadow_does_too() -> No
     assert not [visit for visit in d.core._state.visits if visit.position == P + 1], "its pass is never begun"
     again = d.do(t.TokenDecoded(1, 2))
     assert again[-2:] == ["follow 1 from 2", f"align 1 step 2 token kv 0:{P + 2}"]
-    assert d.stats().unmatched == 0, "passes before are not predicted any more"
+    assert d.stats().unmatched_count == 0, "passes before are not predicted any more"
     d.step(1, index=2)
     assert d.do(t.TokenDecoded(1, 3)) == [f"align 1 step 3 token kv {P + 2}:{P + 3}"]

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from scheduler import types as t
 from scheduler.core.stats import RecallCounts, RequestStats
 from scheduler.core.tempo import Tempo
-from scheduler.policies.predictors.base import Silent
+from scheduler.policies.predictors.base import PredictorBase
 from scheduler.types import Visit
 from support.scheduling.core_driver import Driver, P
 
@@ -53,7 +53,7 @@ FACTS = [(what, key) for key in EXAMPLE for what in ("prediction", "gate")]
 @given(st.permutations(FACTS))
 def test_equations_2_and_3_by_hand_in_whatever_order_facts_come(order: list[tuple[str, tuple[int, int]]]) -> None:
     stats = fill(order)
-    assert stats.unmatched == 0
+    assert stats.unmatched_count == 0
     assert [counts.recall for counts in stats.by_index] == BY_TOKEN
     assert stats.overall == RecallCounts(12, 18)
     assert stats.overall.recall == OVERALL
@@ -80,7 +80,7 @@ def test_a_prediction_that_never_comes_is_neither_right_nor_wrong_but_counted_on
     stats.add_prediction(visit(0, 3), (2, 7))
     stats.add_activation(visit(1, 1), frozenset({4, 5, 6}))
     stats.orphan()
-    assert (stats.unmatched, stats.overall, stats.unpredicted) == (0, RecallCounts(1, 2), 0)
+    assert (stats.unmatched_count, stats.overall, stats.unpredicted) == (0, RecallCounts(1, 2), 0)
     for _ in range(2):
         stats.close()
         assert (stats.overall, stats.unpredicted) == (RecallCounts(1, 2), 5)
@@ -146,9 +146,9 @@ def test_hits_are_kept_by_phase() -> None:
 def test_a_gate_that_names_nobody_matches_its_prediction_and_adds_nothing() -> None:
     stats = RequestStats(PROMPT)
     stats.add_activation(visit(0, 1), frozenset())
-    assert stats.unmatched == 1
+    assert stats.unmatched_count == 1
     stats.add_prediction(visit(0, 1), (1, 2))
-    assert (stats.unmatched, stats.overall) == (0, RecallCounts(0, 0))
+    assert (stats.unmatched_count, stats.overall) == (0, RecallCounts(0, 0))
 
 
 # --- how long a layer takes without its stalls, as the core passes it to a predictor ---
@@ -171,7 +171,7 @@ def test_a_layer_is_from_gate_to_gate_without_the_stall_between() -> None:
     assert tempo.layer_s == 3.0
 
 
-class Paced(Silent):
+class Paced(PredictorBase):
     def __init__(self) -> None:
         super().__init__(t.ModelShape((0, 1), 4, 2))
         self.told: list[tuple[float, float]] = []

@@ -13,7 +13,7 @@ def learnt(seconds, rows=(1, 2, 1, 4, 16, 1, 8, 3), times=60):
     cost = StepCost(8, 2)
     for _ in range(times):
         for count in rows:
-            cost.stepped(count, seconds(cost, count))
+            cost.on_step_ended(count, seconds(cost, count))
     return cost
 
 
@@ -36,9 +36,9 @@ def test_the_union_of_a_row_is_its_own_experts_and_never_more_than_all():
 
 def test_before_rows_were_measured_longer_blocks_promise_to_pay():
     cost = StepCost(8, 2)
-    assert not cost.known
+    assert not cost.is_known
     for _ in range(5):
-        cost.stepped(1, 0.25)
+        cost.on_step_ended(1, 0.25)
     assert cost.seconds(1) == pytest.approx(0.25)
     assert cost.seconds(16) < 4 * cost.seconds(1)
 
@@ -48,7 +48,7 @@ def test_steps_of_one_row_do_not_make_it_forget_what_rows_cost():
     before = cost.seconds(16) - cost.seconds(1)
     for seconds in (0.25, 0.35):
         for _ in range(100):
-            cost.stepped(1, seconds)
+            cost.on_step_ended(1, seconds)
     assert cost.seconds(1) == pytest.approx(0.35, rel=0.01)
     assert cost.seconds(16) - cost.seconds(1) == pytest.approx(before, rel=0.2)
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scheduler.drafts.length import AUTO, MOST_DRAFTS, MOST_ROWS, DraftLengths, expected
+from scheduler.drafts.length import AUTO, MOST_DRAFTS, MOST_ROWS, DraftLengths, expected_tokens
 from scheduler.errors import ConfigError
 
 LOAD_BOUND = 0.2, 0.05
@@ -21,7 +21,7 @@ class Decoding:
 
     def __init__(self, cost, requests=1, draft=AUTO, late=False, noise=0.0):
         self.lengths = DraftLengths(draft, late, experts=8, top_k=2)
-        self.open = [self.lengths.opened() for _ in range(requests)]
+        self.open = [self.lengths.make_length() for _ in range(requests)]
         self.cost, self.noise, self.random = cost, noise, random.Random(1)
         self.tokens, self.seconds, self.rows, self.steps = 0, 0.0, 0, 0
 
@@ -35,11 +35,11 @@ class Decoding:
                 gained = 1
                 while gained < own and self.random.random() < right:
                     gained += 1
-                length.verified(own, gained)
+                length.on_verified(own, gained)
                 if gained == own:
-                    length.foretold(self.random.random() < right)
+                    length.on_foretold(self.random.random() < right)
                 self.tokens += gained
-            self.lengths.stepped([length.plan for length in self.open], sum(rows), seconds)
+            self.lengths.on_step_ended([length.plan for length in self.open], sum(rows), seconds)
             self.seconds += seconds
             self.rows += sum(rows)
             self.steps += 1
@@ -53,7 +53,8 @@ class Decoding:
 def fastest(cost, requests, right):
     """Tokens a second of the best fixed length."""
     return max(
-        requests * expected(right, rows) / (cost[0] + cost[1] * rows * requests) for rows in range(1, MOST_ROWS + 1)
+        requests * expected_tokens(right, rows) / (cost[0] + cost[1] * rows * requests)
+        for rows in range(1, MOST_ROWS + 1)
     )
 
 
@@ -65,14 +66,14 @@ def alone(cost, requests=1):
 
 
 def test_a_given_number_takes_the_drafts_that_are_there():
-    length = DraftLengths(3, late=False, experts=8, top_k=2).opened()
+    length = DraftLengths(3, late=False, experts=8, top_k=2).make_length()
     assert [length.rows(available, 100) for available in (0, 1, 3, 9)] == [1, 2, 4, 4]
     assert length.rows(9, 2) == 2
 
 
 @pytest.mark.parametrize(("draft", "late", "ahead"), [(0, False, 0), (0, True, 0), (3, False, 7), (3, True, 3)])
 def test_a_shadow_that_departs_at_once_drafts_the_next_block_while_one_is_verified(draft, late, ahead):
-    assert DraftLengths(draft, late, experts=8, top_k=2).opened().drafts() == ahead
+    assert DraftLengths(draft, late, experts=8, top_k=2).make_length().drafts() == ahead
 
 
 @pytest.mark.parametrize("draft", [-1, MOST_DRAFTS + 1, "many", 2.0])
@@ -85,7 +86,7 @@ def test_any_other_number_is_refused(draft):
 
 
 def test_nothing_is_verified_before_a_step_was_measured():
-    length = DraftLengths(AUTO, late=False, experts=8, top_k=2).opened()
+    length = DraftLengths(AUTO, late=False, experts=8, top_k=2).make_length()
     assert length.rows(MOST_ROWS, 100) == 1
     assert length.drafts() == 0
 
@@ -147,15 +148,15 @@ def test_the_rows_of_others_count():
 def test_the_length_of_a_lone_request_is_that_of_a_search(step_s, row_s, right):
     """At the cost and the acceptance that it has found."""
     of = DraftLengths(AUTO, late=False, experts=8, top_k=2)
-    length = of.opened()
+    length = of.make_length()
     for rows in (1, 2, 1, 1, 4, 16, 1) * 30:
-        of.cost.stepped(rows, step_s + row_s * rows)
+        of.cost.on_step_ended(rows, step_s + row_s * rows)
     for _ in range(8):
-        of.trial.stepped(1, False, right, 1, step_s + row_s)
+        of.trial.on_step_ended(1, False, right, 1, step_s + row_s)
     for at in range(200):
-        length.foretold(right > 0.99 or int(at * right) != int((at + 1) * right))
+        length.on_foretold(right > 0.99 or int(at * right) != int((at + 1) * right))
     p = length.acceptance
-    rates = {rows: expected(p, rows) / of.cost.seconds(rows) for rows in range(1, MOST_ROWS + 1)}
+    rates = {rows: expected_tokens(p, rows) / of.cost.seconds(rows) for rows in range(1, MOST_ROWS + 1)}
     for limit in range(1, MOST_ROWS + 1):
         rows = length.rows(limit - 1, 100)
         best = max(range(1, limit + 1), key=rates.__getitem__)

@@ -15,7 +15,7 @@ def path(*tokens: int) -> int:
 
 def table(*tokens: int) -> DraftTable:
     made = DraftTable()
-    made.decoded(tokens)
+    made.on_decoded(tokens)
     return made
 
 
@@ -40,7 +40,7 @@ def test_a_draft_may_come_before_the_token_that_it_follows():
     of = table(5)
     of.offer(1, 6, path(5))
     of.offer(2, 7, path(5, 6))
-    assert of.decoded([6]) is True
+    assert of.on_decoded([6]) is True
     assert of.following() == (7,)
 
 
@@ -48,7 +48,7 @@ def test_drafts_after_a_wrong_one_are_of_no_use():
     of = table(5)
     of.offer(1, 6, path(5))
     of.offer(2, 7, path(5, 6))
-    assert of.decoded([9]) is False
+    assert of.on_decoded([9]) is False
     assert of.following() == ()
     of.offer(2, 3, path(5, 9))
     assert of.following() == (3,)
@@ -65,14 +65,14 @@ def test_only_the_last_token_of_several_is_compared():
     of = table(5)
     of.offer(1, 6, path(5))
     of.offer(2, 7, path(5, 6))
-    assert of.decoded([6, 7]) is True
-    assert of.decoded([8]) is None
+    assert of.on_decoded([6, 7]) is True
+    assert of.on_decoded([8]) is None
 
 
 def test_a_draft_of_a_token_that_exists_is_dropped():
     of = table(5, 6)
     of.offer(1, 6, path(5))
-    assert of.decoded([7]) is None
+    assert of.on_decoded([7]) is None
     assert of.following() == ()
 
 
@@ -88,7 +88,7 @@ def test_what_follows_is_the_longest_chain_of_the_newest_drafts(answer, events):
         if len(before) >= count:
             offered[len(before)] = tuple(before), token
         if advance == 1 and count < len(answer):
-            right = of.decoded([answer[count]])
+            right = of.on_decoded([answer[count]])
             known, draft = offered.get(count, (None, None))
             assert right == (draft == answer[count] if known == tuple(answer[:count]) else None)
             count += 1

@@ -7,14 +7,14 @@ from scheduler.drafts.trial import Trial
 
 def alone(trial, steps, seconds=1.0):
     for _ in range(steps):
-        trial.stepped(1, False, 0.5, 1, seconds)
+        trial.on_step_ended(1, False, 0.5, 1, seconds)
 
 
 def lose(trial):
     """Steps with drafts, twice as long as without, until they are put off. Returns their number."""
     steps = 0
     while trial.allows(0.5):
-        trial.stepped(1, True, 0.5, 1, 2.0)
+        trial.on_step_ended(1, True, 0.5, 1, 2.0)
         steps += 1
         assert steps < 100
     return steps
@@ -53,7 +53,7 @@ def test_those_that_win_may_lose_for_a_while():
     trial = Trial()
     alone(trial, 3)
     for _ in range(50):
-        trial.stepped(1, True, 0.9, 4, 1.0)
+        trial.on_step_ended(1, True, 0.9, 4, 1.0)
     assert lose(trial) == 13
 
 
@@ -61,10 +61,10 @@ def test_requests_together_are_compared_with_as_many_without():
     trial = Trial()
     for requests in (8, 1):
         for _ in range(3):
-            trial.stepped(requests, False, 0.9, requests, float(requests))
+            trial.on_step_ended(requests, False, 0.9, requests, float(requests))
     for _ in range(100):
-        trial.stepped(8, True, 0.9, 8, 8.0)
+        trial.on_step_ended(8, True, 0.9, 8, 8.0)
     assert trial.allows(0.9)
     for _ in range(100):
-        trial.stepped(7, True, 0.9, 7, 8.0)  # of a number without a measure, the nearest one's
+        trial.on_step_ended(7, True, 0.9, 7, 8.0)  # of a number without a measure, the nearest one's
     assert trial.allows(0.9)

@@ -21,7 +21,7 @@ def one_request() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("scheduler.planning.plan.TOGETHER", ())
         patch.setattr("scheduler.planning.plan.DRAFTED", ())
-        patch.setattr("scheduler.planning.plan.fitted", lambda setup: ())
+        patch.setattr("scheduler.planning.plan.other_fits", lambda setup: ())
         yield
 
 

@@ -11,7 +11,7 @@ from itertools import pairwise, product
 import pytest
 
 from scheduler.errors import ConfigError, DoesNotFitError
-from scheduler.planning.assumptions import assumed
+from scheduler.planning.assumptions import list_assumptions
 from scheduler.planning.plan import Plan, make_plan
 from scheduler.planning.scaling import (
     Change,
@@ -24,7 +24,7 @@ from scheduler.planning.scaling import (
     equation_1,
     memory,
     outcome,
-    scaled,
+    scale_profile,
     speed,
     workers_needed,
     workspace_bytes,
@@ -41,7 +41,7 @@ def one_request() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("scheduler.planning.plan.TOGETHER", ())
         patch.setattr("scheduler.planning.plan.DRAFTED", ())
-        patch.setattr("scheduler.planning.plan.fitted", lambda setup: ())
+        patch.setattr("scheduler.planning.plan.other_fits", lambda setup: ())
         yield
 
 
@@ -56,7 +56,7 @@ def paper() -> Plan:
 
 def test_the_profiles_own_model_gets_the_profiles_own_timings() -> None:
     """Nothing to scale: whatever was split into bytes and a rest comes together again."""
-    found = scaled(PAPER)
+    found = scale_profile(PAPER)
     for name in (
         "layers",
         "experts",
@@ -81,7 +81,7 @@ def test_the_profiles_own_model_gets_the_profiles_own_timings() -> None:
 
 def test_half_the_bytes_save_half_of_what_bytes_took_and_nothing_else() -> None:
     """704.6 MB at 936.2 GB/s are 0.753 of an expert's 1.4 ms; 16 KB at 1 Gbit/s 0.131 of a hop's 0.45."""
-    found = scaled(replace(PAPER, model=replace(MIXTRAL, item_bytes=2)))
+    found = scale_profile(replace(PAPER, model=replace(MIXTRAL, item_bytes=2)))
     assert found.load_s == pytest.approx(0.0125)
     assert found.load_piece_s == pytest.approx(PROFILE.load_piece_s)  # as many bytes as before
     assert found.expert_s == pytest.approx(1.4e-3 - 0.75266e-3 / 2, abs=1e-8)
@@ -93,23 +93,23 @@ def test_half_the_bytes_save_half_of_what_bytes_took_and_nothing_else() -> None:
 
 
 def test_a_shadow_of_half_the_bytes_reads_further_experts_in_half_the_time() -> None:
-    nf4 = scaled(replace(PAPER, policy=replace(PAPER.policy, shadow="nf4")))
+    nf4 = scale_profile(replace(PAPER, policy=replace(PAPER.policy, shadow="nf4")))
     assert nf4.shadow_extra_s == pytest.approx(PROFILE.shadow_extra_s * (4 + 32 / 64) / 8)
 
 
 def test_an_expert_of_less_than_a_piece_is_one_piece() -> None:
-    small = scaled(replace(PAPER, model=replace(MIXTRAL, expert=MIXTRAL.expert // 1000)))
+    small = scale_profile(replace(PAPER, model=replace(MIXTRAL, expert=MIXTRAL.expert // 1000)))
     assert small.load_piece_s == small.load_s
 
 
 def test_dense_layers_are_carried_by_those_with_experts() -> None:
-    found = scaled(replace(PAPER, model=replace(MIXTRAL, depth=64)))
+    found = scale_profile(replace(PAPER, model=replace(MIXTRAL, depth=64)))
     bytes_s = 184_320_512 / 936.2e9
     assert found.main_layer_s == pytest.approx(2 * (3.6e-3 - bytes_s) + bytes_s)
 
 
 def test_what_is_said_of_the_hardware_holds() -> None:
-    found = scaled(on(PAPER, load_bytes_per_s=7.04643072e9, link_bits_per_s=2.5e9, worker=2, main=3))
+    found = scale_profile(on(PAPER, load_bytes_per_s=7.04643072e9, link_bits_per_s=2.5e9, worker=2, main=3))
     assert found.load_s == pytest.approx(0.1)
     assert found.load_piece_s == pytest.approx(4 * PROFILE.load_piece_s)
     assert found.link_bits_per_s == 2.5e9
@@ -209,12 +209,12 @@ def test_of_choices_as_fast_the_one_with_the_least_memory() -> None:
 
 def test_where_loads_cannot_be_given_up_a_second_slot_gains_less() -> None:
     stuck = replace(PROFILE, cancellable=False)
-    assert scaled(on(PAPER, base=stuck)).cancellable is False
+    assert scale_profile(on(PAPER, base=stuck)).cancellable is False
     gain, of_stuck = (speed(one, 2, 2, 32) / speed(one, 2, 1, 32) for one in (PAPER, on(PAPER, base=stuck)))
     assert of_stuck < gain - 0.01
     policy = PAPER.policy
-    assert any("cancellable: false" in line for line in assumed(stuck, Hardware(stuck, 8), policy))
-    assert not any("cancellable" in line for line in assumed(PROFILE, Hardware(PROFILE, 8), policy))
+    assert any("cancellable: false" in line for line in list_assumptions(stuck, Hardware(stuck, 8), policy))
+    assert not any("cancellable" in line for line in list_assumptions(PROFILE, Hardware(PROFILE, 8), policy))
 
 
 def test_what_was_said_is_kept() -> None:

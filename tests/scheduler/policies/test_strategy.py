@@ -13,22 +13,22 @@ from scheduler.core.machine import Core
 from scheduler.policies.baselines.hobbit import Mixed
 from scheduler.policies.precision import Full, Uniform
 from scheduler.policies.predictors.base import RandomPredictor
-from scheduler.policies.residency.base import Cacheless, Everything
+from scheduler.policies.residency.base import Everything, NoCache, ResidencyBase
 from scheduler.policies.routers import ExpertCache, TopK
 from scheduler.policies.strategy import Strategy, od_moe
 
 SHAPE = t.ModelShape((0, 1), 4, 2)
 
 
-class Scored(Cacheless):
+class Scored(ResidencyBase):
     wants_scores = True
 
 
 def test_od_moe_is_exact_and_keeps_nobody() -> None:
     strategy = od_moe(SHAPE)
     assert (strategy.exact, strategy.wants_scores, strategy.predicts) == (True, False, False)
-    assert isinstance(strategy.residency, Cacheless)
-    assert isinstance(Core(SHAPE, RoundRobin(2), Alignment()).strategy.residency, Cacheless)
+    assert isinstance(strategy.residency, NoCache)
+    assert isinstance(Core(SHAPE, RoundRobin(2), Alignment()).strategy.residency, NoCache)
 
 
 @pytest.mark.parametrize(

@@ -39,7 +39,7 @@ def test_right_drafts_are_all_accepted(late: bool, requests: int) -> None:
     outcome = drawn(3, 1.0, tokens=40, requests=requests, system=system)
     assert [len(answer.ends_s) for answer in outcome.answers] == [40] * requests
     assert accepted(outcome) == 1
-    assert outcome.steps < outcome.decoded / requests / 2
+    assert outcome.steps < outcome.decoded_tokens / requests / 2
 
 
 def test_wrong_drafts_gain_nothing() -> None:
@@ -111,13 +111,13 @@ def test_bad_drafts_are_refused(given: dict[str, object], words: str) -> None:
 
 def test_own_tokens_stay_others_until_the_main_models_comes() -> None:
     of = OwnTokens(random_workload(Scenario(SMALL), 0.97, same_token=0.0), first=0)
-    of.told(range(1))
+    of.on_told(range(1))
     assert [of.right(step) for step in range(3)] == [True, False, False]
     wrong = of.draft(0)
     assert wrong is not None
     assert of.draft(0) is None
     of.back(1)
-    of.told(range(1, 2))
+    of.on_told(range(1, 2))
     assert [of.right(1), of.right(2)] == [True, False]
     again = of.draft(1)
     assert again is not None

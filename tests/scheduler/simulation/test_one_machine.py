@@ -321,7 +321,7 @@ def test_a_recording_keeps_what_gates_said() -> None:
             events.append((1.0, t.Foreseen(1, position, 8, scores)) if layer == 5 else (1.0, t.ShadowJoined()))
             commands += [[t.Resume(visit)], []]
     [workload] = recorded_workloads(Recording({}, choices, events, commands))
-    assert (workload.scored, workload.foresight, workload.tokens) == (True, "gate", 3)
+    assert (workload.has_scores, workload.foresight, workload.tokens) == (True, "gate", 3)
     assert set(workload.gates) == {(index, layer) for index in (-1, 0, 1) for layer in (0, 1)}
     prefill, second = workload.gate(-1, 0), workload.gate(1, 0)
     assert prefill.chosen == ((1,),) * 3
@@ -331,4 +331,6 @@ def test_a_recording_keeps_what_gates_said() -> None:
     assert workload.gate(1, 1).foreseen == ()
     bare = [(now, replace(e, scores=()) if isinstance(e, t.GateFired) else e) for now, e in events]
     [without] = recorded_workloads(Recording({}, choices, bare, commands))
-    assert (without.scored, without.gate(1, 0).foreseen) == (False, second.foreseen), "nobody read its gates' scores"
+    assert (without.has_scores, without.gate(1, 0).foreseen) == (False, second.foreseen), (
+        "nobody read its gates' scores"
+    )

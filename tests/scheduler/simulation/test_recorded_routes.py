@@ -87,7 +87,7 @@ def test_lengths_that_were_chosen_live_are_chosen_again(system: SystemConfig, ac
 def test_acceptance_that_is_recorded_is_that_of_the_run() -> None:
     recording, _ = recorded(Scenario(SMALL, tokens=250, draft=2), 0.7)
     [one] = recorded_workloads(recording)
-    assert one.accepted == pytest.approx(0.7, abs=0.06)
+    assert one.accepted_share == pytest.approx(0.7, abs=0.06)
 
 
 def test_a_block_length_that_was_not_recorded_is_simulated() -> None:
@@ -162,13 +162,13 @@ def test_drafts_are_right_or_wrong_as_they_were() -> None:
     one = of(*BLOCK)
     assert one.drafts == {1: True, 2: False, 3: True, 4: True}
     assert [one.same_token(index) for index in (1, 2, 3, 4)] == [True, False, True, True]
-    assert one.accepted == 0.75
+    assert one.accepted_share == 0.75
 
 
 def test_rows_after_a_wrong_draft_need_what_they_needed() -> None:
     """And are predicted as they were; a row that was read again has its last prediction."""
     one = of(*BLOCK)
-    assert (one.misled(2, 0), one.misled(3, 0)) == ((7, 6), (6, 5))
+    assert (one.misled_routes(2, 0), one.misled_routes(3, 0)) == ((7, 6), (6, 5))
     assert (one.ahead(2, 0, False), one.ahead(3, 0, False)) == ((6, 7), (5, 6))
     assert [one.predict(index, 0) for index in range(5)] == [(0, 1), (1, 2), (2, 3), (3, 4), None]
     assert [one.ahead(index, 0, True) for index in range(4)] == [(0, 1), (1, 2), (2, 3), (3, 5)]
@@ -176,7 +176,7 @@ def test_rows_after_a_wrong_draft_need_what_they_needed() -> None:
 
 def test_a_row_that_was_never_misled_takes_what_another_pass_needed() -> None:
     one = of(*BLOCK)
-    others = [one.misled(0, layer) for layer in LAYERS]
+    others = [one.misled_routes(0, layer) for layer in LAYERS]
     assert others[0] == others[1]
     assert others[0] in [one.routes(index, 0) for index in range(1, 5)]
     assert one.ahead(0, 0, False) == others[0]
@@ -199,7 +199,7 @@ def test_a_block_without_its_rows_is_left_out() -> None:
 
 def test_without_drafts_another_token_shows_in_predictions_only() -> None:
     one = of(passes(PROMPT, [(0, 1)], 3.0), decoded(1, 4.0), passes(PROMPT + 1, [(1, 2)], 5.0))
-    assert (one.drafts, one.accepted) == ({}, None)
+    assert (one.drafts, one.accepted_share) == ({}, None)
     assert all(one.same_token(index) for index in range(9))
 
 
@@ -226,4 +226,4 @@ def test_recall_that_is_given_is_that_of_misled_passes_too() -> None:
 
 
 def test_drafts_from_the_prompt_say_nothing_about_a_shadows() -> None:
-    assert of(*BLOCK, draft_from="prompt").accepted is None
+    assert of(*BLOCK, draft_from="prompt").accepted_share is None

@@ -45,7 +45,7 @@ class Fixed:
     """Every token chooses the same expert in every layer."""
 
     expert: int
-    scored: bool = False
+    has_scores: bool = False
     foresight: str | None = None
     chunks: tuple[int, ...] = ()
 

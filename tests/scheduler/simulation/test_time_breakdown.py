@@ -44,7 +44,7 @@ def check(outcome: Outcome, bound: str, **seconds: float) -> None:
     expected = dict.fromkeys(("main", "network", "compute", "load", "shadow"), 0.0) | seconds
     assert outcome.where == pytest.approx(expected)
     assert outcome.token_s[-1] - outcome.token_s[-2] == pytest.approx(sum(expected.values()))
-    assert outcome.bound == bound
+    assert outcome.bottleneck == bound
 
 
 def test_nobody_predicts() -> None:

@@ -17,7 +17,9 @@ from scheduler.timing.profile import Profile, find_profile
 PAPER = find_profile("rtx3090-1gbe")
 
 
-@pytest.mark.parametrize("profile", [replace(PAPER, fits=()), *PAPER.fitted()], ids=lambda p: f"{p.load_s * 1e3:g} ms")
+@pytest.mark.parametrize(
+    "profile", [replace(PAPER, fits=()), *PAPER.other_fits()], ids=lambda p: f"{p.load_s * 1e3:g} ms"
+)
 def test_each_gives_the_speed_that_the_paper_measured(profile: Profile) -> None:
     """3.69 tokens/s, with its own policy."""
     scenario = Scenario(profile, tokens=48, system=SystemConfig(departure=LATE))
@@ -26,6 +28,6 @@ def test_each_gives_the_speed_that_the_paper_measured(profile: Profile) -> None:
 
 
 def test_a_piece_of_a_load_has_as_many_bytes_in_each() -> None:
-    for fit in PAPER.fitted():
+    for fit in PAPER.other_fits():
         assert fit.load_piece_s / fit.load_s == pytest.approx(PAPER.load_piece_s / PAPER.load_s)
         assert not fit.fits

@@ -47,9 +47,9 @@ def test_first_come_first_served_and_never_within_a_hop(duplex: bool, messages: 
         lane = "out" if way == "in" and not duplex else way
         where.append((lane, len(lanes[lane]), now))
         lanes[lane].append((now, 2 * rows if way == "kv" else rows))
-        send = {"out": links.sent, "in": links.answered, "kv": links.aligned}[way]
+        send = {"out": links.send_rows, "in": links.send_outputs, "kv": links.send_alignment}[way]
         got.append(send(now / 1e3, rows))
-        assert links.predicted(now / 1e3) == pytest.approx((now + 5) / 1e3)
+        assert links.send_prediction(now / 1e3) == pytest.approx((now + 5) / 1e3)
     ends = {lane: passed(sent) for lane, sent in lanes.items()}
     should = [max(at + 5, ends[lane][place]) / 1e3 for lane, place, at in where]
     assert got == pytest.approx(should, abs=1e-9)
@@ -71,17 +71,17 @@ def test_a_lane_does_one_thing_at_a_time(work: list[tuple[int, int]]) -> None:
 def test_the_papers_link() -> None:
     """16,384 bytes an embedding, 8,192 a layer's keys and values, 1 Gbit/s, and 0.45 ms a hop."""
     links = MainLinks(PROFILE)
-    assert links.sent(10.0, 1) == pytest.approx(10.00045), "131 us on the link, and the hop is longer"
-    assert links.sent(20.0, 128) == pytest.approx(20.016777216)
-    assert links.sent(20.0, 128) == pytest.approx(20.033554432)
-    assert links.answered(20.0, 64) == pytest.approx(20.008388608), "the other direction is free"
-    assert links.aligned(20.0, 32 * 16) == pytest.approx(20.033554432), "a lane of its own"
-    assert links.aligned(20.0, 0) == pytest.approx(20.033554432), "but for one after the other"
-    assert links.predicted(20.0) == pytest.approx(20.00045)
+    assert links.send_rows(10.0, 1) == pytest.approx(10.00045), "131 us on the link, and the hop is longer"
+    assert links.send_rows(20.0, 128) == pytest.approx(20.016777216)
+    assert links.send_rows(20.0, 128) == pytest.approx(20.033554432)
+    assert links.send_outputs(20.0, 64) == pytest.approx(20.008388608), "the other direction is free"
+    assert links.send_alignment(20.0, 32 * 16) == pytest.approx(20.033554432), "a lane of its own"
+    assert links.send_alignment(20.0, 0) == pytest.approx(20.033554432), "but for one after the other"
+    assert links.send_prediction(20.0) == pytest.approx(20.00045)
 
 
 def test_states_travel_once_an_alignment() -> None:
     """2,000 bytes at 1 Mbit/s are 16 ms, beside 2 ms a row."""
     links = MainLinks(replace(MILLISECONDS, state_bytes=2000))
-    assert links.aligned(0.0, 3) == pytest.approx(0.016 + 3 * 0.002)
-    assert links.aligned(1.0, 0) == pytest.approx(1.005), "a token alone"
+    assert links.send_alignment(0.0, 3) == pytest.approx(0.016 + 3 * 0.002)
+    assert links.send_alignment(1.0, 0) == pytest.approx(1.005), "a token alone"

@@ -205,9 +205,12 @@ def test_one_machine_has_no_network() -> None:
     profile = find_profile(HERE)
     assert (profile.hop_s, profile.link_bits_per_s) == (0.0, math.inf)
     links = MainLinks(profile)
-    assert [links.sent(3.0, 10**9), links.answered(3.0, 1), links.aligned(3.0, 10**9), links.predicted(3.0)] == [
-        3.0
-    ] * 4
+    assert [
+        links.send_rows(3.0, 10**9),
+        links.send_outputs(3.0, 1),
+        links.send_alignment(3.0, 10**9),
+        links.send_prediction(3.0),
+    ] == [3.0] * 4
     assert (profile.workers, profile.group_size) == (1, 1)
 
 

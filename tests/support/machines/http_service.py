@@ -70,7 +70,7 @@ def is_idle(served: Served) -> bool:
     """Nothing is left of any request, here or in the engine."""
     figures = served.service.model.cluster.figures()
     main: Any = served.service.model.cluster.main  # type: ignore[attr-defined]
-    left = (figures.answered, figures.waiting, served.service.answer_pool.taken, len(served.service.under_way))
+    left = (figures.answered, figures.waiting, served.service.answer_pool.busy_threads, len(served.service.under_way))
     return left == (0, 0, 0, 0) and main.engine.idle()
 
 

@@ -153,4 +153,4 @@ class ServedCluster:
         for link in self.links:
             link.close()
         if self._shadow_model is not None:
-            self._shadow_model.routed = None  # the model serves other tests
+            self._shadow_model.on_routed = None  # the model serves other tests

@@ -129,4 +129,4 @@ class TappedCluster:
         for node in self.nodes:
             node.close()
             if isinstance(node, Shadow):
-                node.model.routed = None  # the model serves other tests
+                node.model.on_routed = None  # the model serves other tests

@@ -17,8 +17,8 @@ from scheduler.core.machine import Core
 from scheduler.core.stats import RequestStats
 from scheduler.policies.placement import DeviceOnly, Placement
 from scheduler.policies.precision import Full, Precision
-from scheduler.policies.predictors.base import Predictor, Silent
-from scheduler.policies.residency.base import Cacheless, Residency
+from scheduler.policies.predictors.base import NoPrediction, Predictor
+from scheduler.policies.residency.base import NoCache, Residency
 from scheduler.policies.routers import Router, TopK
 from scheduler.policies.strategy import Strategy
 
@@ -96,8 +96,8 @@ class Driver:
     ) -> None:
         shape = t.ModelShape(tuple(range(layers)), experts, top_k=top_k, by_layer=by_layer)
         strategy = Strategy(
-            predictor or Silent(shape),
-            residency or Cacheless(),
+            predictor or NoPrediction(shape),
+            residency or NoCache(),
             router or TopK(),
             placement or DeviceOnly(),
             precision or Full(),

@@ -8,15 +8,23 @@ from random import Random
 from scheduler.policies import registry
 from scheduler.policies.placement import Costs, DeviceOnly, Placement
 from scheduler.policies.precision import FULL, INT4, Full, Importance, Precision
-from scheduler.policies.predictors.base import Forecast, Foresight, Predictor, RandomPredictor, Scores, Silent
-from scheduler.policies.residency.base import Cacheless, Everything, Residency
+from scheduler.policies.predictors.base import (
+    Forecast,
+    Foresight,
+    NoPrediction,
+    Predictor,
+    PredictorBase,
+    RandomPredictor,
+    Scores,
+)
+from scheduler.policies.residency.base import Everything, NoCache, Residency, ResidencyBase
 from scheduler.policies.routers import Chosen, Router, TopK
 from scheduler.policies.system_config import SystemConfig
 from scheduler.types import ExpertId, ModelShape, Visit
 from support.worlds.plan import Plan
 
 
-class LastUsed(Cacheless):
+class LastUsed(ResidencyBase):
     """A policy that evicts: least recently used goes. As small as such a policy should be."""
 
     def __init__(self) -> None:
@@ -85,7 +93,7 @@ class LayerQuota(LastUsed):
         return [expert for expert in firsts if expert.expert < self.shape.experts][:slots]
 
 
-class Foreseer(Silent):
+class Foreseer(PredictorBase):
     """Says something whenever it is asked, sometimes for a visit that is over, sometimes only what is to be brought."""
 
     def __init__(self, plan: Plan, foresight: Foresight) -> None:
@@ -167,14 +175,14 @@ def predictor_of(plan: Plan) -> Predictor:
         case "gate" | "attention" | "token":
             return Foreseer(plan, plan.predictor)
         case _:
-            return Silent(plan.shape)
+            return NoPrediction(plan.shape)
 
 
 def residency_of(plan: Plan) -> Residency:
     """One of those above, or else of the product's."""
     match plan.policy:
         case "none":
-            return Cacheless()
+            return NoCache()
         case "all":
             return Everything()
         case "lru":

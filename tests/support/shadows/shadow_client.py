@@ -167,8 +167,8 @@ class ShadowClient:
 def routes_of(model: ShadowModel, tokens: list[int], cache: Any) -> tuple[int, list[Any]]:
     """The next token, and what the model itself routes for the last of `tokens`."""
     found: list[Any] = []
-    model.routed = lambda layer, experts, scores: found.append((tuple(experts), tuple(scores)))
+    model.on_routed = lambda layer, experts, scores: found.append((tuple(experts), tuple(scores)))
     try:
         return model.forward(tokens, cache), found
     finally:
-        model.routed = None
+        model.on_routed = None

@@ -48,7 +48,7 @@ class _Predictor:
 class _Residency:
     def __init__(self, inner: Residency, referee: Listener) -> None:
         self._inner, self._referee = inner, referee
-        self.homed, self.wants_scores = inner.homed, inner.wants_scores
+        self.has_homes, self.wants_scores = inner.has_homes, inner.wants_scores
         self.on_gate_fired, self.on_used, self.full = inner.on_gate_fired, inner.on_used, inner.full
 
     def check(self, shape: ModelShape, slots: int) -> None:

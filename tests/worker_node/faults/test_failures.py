@@ -192,7 +192,7 @@ def test_a_lent_thread_that_is_interrupted_leaves_the_slot(
     interrupted: list[BaseException] = []
 
     def waiting() -> None:
-        with lent.lent():
+        with lent.lend():
             ready.set()
             try:
                 lent.run_until(over.is_set, WAIT_S)

@@ -82,7 +82,7 @@ def test_a_thread_that_waits_computes_what_is_in_a_slot(desk: WorkerDesk, expect
     main.send(Load(1, 0, 0, 0))
     assert isinstance(main.next(), Loaded)
     lent_to, alone = desk.compute(10, 0, 0, 0, evict=False), desk.compute(11, 0, 0, 0)
-    with lent.lent():
+    with lent.lend():
         main.send(lent_to)
         assert not lent.run_until(lambda: False, 0.01)
     assert expected.fits(main.next(), lent_to)
@@ -108,7 +108,7 @@ def test_an_interrupted_computation_leaves_its_slot(desk: WorkerDesk, expected: 
     main = desk.welcome(worker)
     main.send(Load(1, 0, 0, 0))
     assert isinstance(main.next(), Loaded)
-    with lent.lent():
+    with lent.lend():
         main.send(desk.compute(10, 0, 0, 0))
         with pytest.raises(KeyboardInterrupt):
             lent.run_until(lambda: False, WAIT_S)

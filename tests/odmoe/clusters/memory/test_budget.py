@@ -41,7 +41,7 @@ def test_the_shares_are_those_of_the_model(store: Any) -> None:
         "predictor": 0,
         "shadow": 0,
     }
-    assert budget.left == 50_000_000 - sum(budget.shares.values())
+    assert budget.bytes_left == 50_000_000 - sum(budget.shares.values())
 
 
 def test_slots_are_what_is_left_over(store: Any) -> None:
@@ -49,10 +49,12 @@ def test_slots_are_what_is_left_over(store: Any) -> None:
     settings = settings_of(memory="60MB", system="importance", workers=2)
     budget = budget_of(settings, store)
     assert budget is not None
-    assert configure(settings, store).resources.slots == min(32, budget.left // 2 // EXPERT)
-    less = settings_of(memory=str(budget.total - budget.left + 2 * 5 * EXPERT), system="importance", workers=2)
+    assert configure(settings, store).resources.slots == min(32, budget.bytes_left // 2 // EXPERT)
+    less = settings_of(memory=str(budget.total - budget.bytes_left + 2 * 5 * EXPERT), system="importance", workers=2)
     assert configure(less, store).resources.slots == 5
-    fewer = settings_of(memory=str(budget.total - budget.left + 2 * 5 * EXPERT - 1), system="importance", workers=2)
+    fewer = settings_of(
+        memory=str(budget.total - budget.bytes_left + 2 * 5 * EXPERT - 1), system="importance", workers=2
+    )
     assert configure(fewer, store).resources.slots == 4
 
 
@@ -92,8 +94,8 @@ def test_no_room_for_an_expert_names_every_share(store: Any) -> None:
     tight = budget_of(settings, store)
     assert tight is not None
     with pytest.raises(ConfigError, match=r"one expert for each of 1 worker 0\.7 MB"):
-        configure(settings.replace(memory=str(tight.total - tight.left + EXPERT - 1)), store)
-    assert resources(settings.replace(memory=str(tight.total - tight.left + EXPERT)), store).slots == 1
+        configure(settings.replace(memory=str(tight.total - tight.bytes_left + EXPERT - 1)), store)
+    assert resources(settings.replace(memory=str(tight.total - tight.bytes_left + EXPERT)), store).slots == 1
 
 
 @pytest.mark.slow

@@ -43,7 +43,7 @@ def events(data: bytes, method: bytes = b"POST") -> list[Any]:
 @pytest.mark.parametrize("cut", range(len(HEAD + CHUNK + CHUNK) + 1))
 def test_a_stream_that_ends_anywhere_has_an_error_as_its_last_event(cut: int) -> None:
     answer = CutAnswer()
-    answer.asked(ASKED)
+    answer.on_request(ASKED)
     passed = b"".join(answer.whole(bytes([byte])) for byte in (HEAD + CHUNK + CHUNK)[:cut])
     status, body = events(passed + answer.end())
     if cut < len(HEAD):
@@ -73,7 +73,7 @@ def test_a_stream_that_ends_anywhere_has_an_error_as_its_last_event(cut: int) ->
 )
 def test_what_has_ended_or_cannot_be_ended_gets_nothing_more(asked: bytes, came: bytes) -> None:
     answer = CutAnswer()
-    answer.asked(asked) if asked else None
+    answer.on_request(asked) if asked else None
     assert answer.whole(came) == came
     assert answer.end() == b""
 
@@ -81,15 +81,15 @@ def test_what_has_ended_or_cannot_be_ended_gets_nothing_more(asked: bytes, came:
 def test_the_next_answer_of_a_connection() -> None:
     answer = CutAnswer()
     for came in (LENGTH + b"12345", HEAD + CHUNK + LAST, b"HTTP/1.1 100 Continue\r\n\r\n" + LENGTH + b"54321"):
-        answer.asked(ASKED)
+        answer.on_request(ASKED)
         assert answer.whole(came) == came
-    answer.asked(ASKED)
+    answer.on_request(ASKED)
     assert events(answer.end())[0] == 503
 
 
 def test_what_is_held_is_bounded() -> None:
     answer = CutAnswer()
-    answer.asked(ASKED)
+    answer.on_request(ASKED)
     large = HEAD + b"%x\r\n" % (8 * HELD) + bytes(2 * HELD)
     assert answer.whole(large) == large
     assert answer.whole(b"more") == b"more"
@@ -155,7 +155,7 @@ def test_requests_while_there_is_no_service_and_when_it_is_back(relay: Relay, tm
     assert (status, json.loads(body)["error"]["code"]) == (503, "main_host_lost")
     answer = ask(relay)  # nothing listens at the socket any more
     assert b"\r\nRetry-After: 1\r\n" in answer
-    relay.lost()
+    relay.on_lost()
     assert events(ask(relay))[0] == 503
     with service(tmp_path / "t", lambda connection: connection.sendall(LENGTH + b"12345")) as path:
         relay.lead_to(path)

@@ -16,7 +16,7 @@ from odmoe.settings.plan_settings import PlanSettings
 from odmoe.settings.serve_settings import ServeSettings
 from odmoe.settings.settings import Settings
 from odmoe.settings.simulate_settings import SimulateSettings
-from odmoe.settings.table import HEADINGS, Table, declared
+from odmoe.settings.table import HEADINGS, Table, declaration_of
 from scheduler.policies.registry import CHOICES
 from scheduler.policies.systems import SYSTEMS
 from support.machines.cli import CommandLine
@@ -54,7 +54,7 @@ def test_common_flags_come_first_a_line_each(shown: list[str], command: str) -> 
     flags = flags_in(lines)
     assert len(lines) == len(flags), "a flag takes more than a line"
     table = TABLES[command]
-    common = [name.replace("_", "-") for name in table.names() if declared(table, name).common]
+    common = [name.replace("_", "-") for name in table.names() if declaration_of(table, name).common]
     assert flags == [*common, *OWN[command], "help"]
     assert len(flags) - 1 == NUMBER_OF_COMMON[command]
     assert shown.index(lines[-1]) < SCREEN
@@ -64,7 +64,7 @@ def test_common_flags_come_first_a_line_each(shown: list[str], command: str) -> 
 def test_every_setting_is_under_its_heading(shown: list[str], command: str) -> None:
     table = TABLES[command]
     for name in table.names():
-        found = declared(table, name)
+        found = declaration_of(table, name)
         title = "Options" if found.common else found.heading
         if name == "secret":
             assert "--secret" not in "".join(shown)
@@ -78,7 +78,7 @@ def test_every_setting_is_under_its_heading(shown: list[str], command: str) -> N
 @pytest.mark.parametrize("shown", ["serve"], indirect=True)
 def test_what_serves_has_its_own_heading(shown: list[str]) -> None:
     """Beside the settings of a cluster, without those of one answer."""
-    own = [name.replace("_", "-") for name in ServeSettings.names() if not declared(ServeSettings, name).common]
+    own = [name.replace("_", "-") for name in ServeSettings.names() if not declaration_of(ServeSettings, name).common]
     assert flags_in(panel_of(shown, "Service")) == own
     assert "bind" in flags_in(panel_of(shown, "Options"))
     everything = flags_in(shown)

@@ -10,14 +10,14 @@ import pytest
 
 from scheduler import types as t
 from scheduler.policies.precision import FULL, INT4, Uniform
-from scheduler.policies.residency.base import Cacheless
+from scheduler.policies.residency.base import ResidencyBase
 from scheduler.types import ExpertId
 from support.scheduling.core_driver import Driver, P, compute, in_place
 
 COSTS = (t.FormCost(FULL, 9, 0, True), t.FormCost(INT4, 3, 2, True))
 
 
-class Keeps(Cacheless):
+class Keeps(ResidencyBase):
     """Every expert stays until another needs its slot. `asked`: all that the core has told the policy."""
 
     def __init__(self) -> None:

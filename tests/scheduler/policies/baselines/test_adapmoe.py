@@ -90,7 +90,7 @@ def test_misses_at_every_size_are_those_of_lru_caches_that_were_run(asked: list[
             for i, number in enumerate(own):
                 recent = list(dict.fromkeys(reversed(own[:i])))
                 misses += number in recent and number not in recent[:size]
-            assert policy.missed(layer)[size] == misses
+            assert policy.expected_misses(layer)[size] == misses
 
 
 def test_predicted_loads_weigh_less() -> None:
@@ -98,15 +98,17 @@ def test_predicted_loads_weigh_less() -> None:
     for layer in (0, 1):
         for number in (0, 1, 0, 1):
             policy.on_gate_fired(Visit(0, 0, layer), {number: 1}, (), False)
-    assert policy.missed(0) == policy.missed(1)
+    assert policy.expected_misses(0) == policy.expected_misses(1)
     for _ in range(3):
         policy.keeps(0, ExpertId(0, 0), True)
         policy.on_used(0, ExpertId(0, 0), False, FULL)
         policy.keeps(0, ExpertId(1, 0), False)
         policy.on_used(0, ExpertId(1, 0), False, FULL)
-    assert policy.missed(0)[0] == pytest.approx(policy.missed(1)[0] / 4), "1 of 1 + 3 loads, smoothed, was not foretold"
+    assert policy.expected_misses(0)[0] == pytest.approx(policy.expected_misses(1)[0] / 4), (
+        "1 of 1 + 3 loads, smoothed, was not foretold"
+    )
     policy.on_used(0, ExpertId(0, 0), True, FULL)
-    assert policy.missed(0)[0] == pytest.approx(policy.missed(1)[0] / 4), "a hit is no load"
+    assert policy.expected_misses(0)[0] == pytest.approx(policy.expected_misses(1)[0] / 4), "a hit is no load"
 
 
 def test_a_layer_that_gains_more_gets_more() -> None:
@@ -127,7 +129,7 @@ def test_older_counts_weigh_half() -> None:
     policy.check(SHAPE, 6)
     for _ in range(PERIOD):  # the last begins with the allocation: 30 uses after the first, halved, and one more
         policy.on_gate_fired(Visit(0, 0, 0), {5: 1}, (), False)
-    assert policy.missed(0) == [(PERIOD - 2) / 2 + 1] + [0.0] * 8
+    assert policy.expected_misses(0) == [(PERIOD - 2) / 2 + 1] + [0.0] * 8
 
 
 def test_prefill_is_not_measured() -> None:
@@ -135,5 +137,5 @@ def test_prefill_is_not_measured() -> None:
     policy.check(SHAPE, 6)
     for _ in range(PERIOD):
         policy.on_gate_fired(Visit(0, 0, 0), dict.fromkeys(range(8), 1), (), True)
-    assert policy.missed(0) == [0.0] * 9
+    assert policy.expected_misses(0) == [0.0] * 9
     assert list(policy.share.values()) == [2, 2]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from scheduler.policies.predictors.base import RandomPredictor, Silent
+from scheduler.policies.predictors.base import NoPrediction, RandomPredictor
 from scheduler.types import ModelShape, Visit
 
 
@@ -13,7 +13,7 @@ def said(predictor: RandomPredictor, position: int) -> list[tuple[int, ...]]:
 
 
 def test_nobody_says_nothing() -> None:
-    silent = Silent(ModelShape((0, 1), 4, 2))
+    silent = NoPrediction(ModelShape((0, 1), 4, 2))
     assert silent.foresight is None
     assert not [
         *silent.on_pass_begun(Visit(1, 0, 0), 1, False),

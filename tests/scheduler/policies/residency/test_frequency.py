@@ -79,7 +79,7 @@ def test_only_what_was_predicted_comes_in_for_the_least_frequent() -> None:
     assert cache.gate(0, [4, 5]) == [True, True]
     assert there(cache, 0) == {1, 4, 5}
     assert there(cache, 1) == {5, 6, 7}, "the other layer's are its own"
-    assert (policy.activated(ExpertId(0, 4)), policy.activated(ExpertId(0, 5))) == (2, 1)
+    assert (policy.row_count(ExpertId(0, 4)), policy.row_count(ExpertId(0, 5))) == (2, 1)
     cache.predict(0, [2])
     assert there(cache, 0) == {1, 2, 4}, "5 was activated once"
 

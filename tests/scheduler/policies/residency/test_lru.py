@@ -15,7 +15,7 @@ from scheduler.policies.baselines.adapmoe import LayerShares
 from scheduler.policies.precision import FULL
 from scheduler.policies.registry import RESIDENCIES
 from scheduler.policies.residency.arc import ARC, ShallowARC
-from scheduler.policies.residency.base import Cacheless, ChosenByGates, Residency, kept_slots
+from scheduler.policies.residency.base import ChosenByGates, Residency, ResidencyBase, kept_slots
 from scheduler.policies.residency.frequency import Frequent
 from scheduler.policies.residency.lru import LFU, LRU, Static
 from scheduler.policies.residency.shares import Shares, equal_shares
@@ -311,5 +311,5 @@ def test_what_a_gate_has_chosen() -> None:
 
 @each_policy
 def test_a_base_of_all_is_what_the_core_can_hold(policy: Callable[[ModelShape], Residency]) -> None:
-    assert isinstance(policy(SHAPE), Cacheless)
-    assert not policy(SHAPE).homed
+    assert isinstance(policy(SHAPE), ResidencyBase)
+    assert not policy(SHAPE).has_homes
