@@ -263,17 +263,22 @@ def compared_tokens(model: ModelSize) -> int:
     return min(max(_VISITS_COMPARED // (model.layers * model.top_k), _LEAST_COMPARED), _MOST)
 
 
-def outcome(setup: Setup, group_size: int, slots: int, tokens: int | None = None, prompt_tokens: int = 1) -> Outcome:
-    """Simulate an answer of `tokens` tokens; None: enough for a stable figure. A prompt delays only the first one."""
+def outcome(
+    setup: Setup, group_size: int, slots: int, tokens: int | None = None, prompt_tokens: int | None = None
+) -> Outcome:
+    """Simulate an answer of `tokens` tokens; None: enough for a stable figure. A prompt delays only the first one; None:
+    it is not simulated, only the tokens after the first one."""
     tokens = tokens or min(max(_VISITS // (setup.model.layers * setup.model.top_k), _LEAST), _MOST)
     scenario = _scenario(setup, group_size, slots, tokens, prompt_tokens)
     return simulate(scenario, random_workload(scenario, setup.policy.expected, _SEED))
 
 
-def _scenario(setup: Setup, group_size: int, slots: int, tokens: int, prompt_tokens: int) -> Scenario:
+def _scenario(setup: Setup, group_size: int, slots: int, tokens: int, prompt_tokens: int | None) -> Scenario:
+    profile = scaled(setup)
     return Scenario(
-        scaled(setup),
-        prompt_tokens=prompt_tokens,
+        profile,
+        prompt_tokens=prompt_tokens or 1,
+        prompt_s=_unpredicted_s(profile) if prompt_tokens is None else None,
         tokens=tokens,
         workers=setup.hardware.workers,
         slots=slots,
@@ -281,6 +286,12 @@ def _scenario(setup: Setup, group_size: int, slots: int, tokens: int, prompt_tok
         alignment=setup.policy.alignment,
         system=setup.policy.system,
     )
+
+
+def _unpredicted_s(profile: Profile) -> float:
+    """Seconds of a token whose loads all begin at the gate. In as many before the first token of an answer, the shadow
+    gets as far ahead as it does with a short prompt."""
+    return profile.layers * (profile.main_layer_s + profile.load_s + profile.expert_s + 2 * profile.hop_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -301,11 +312,11 @@ DRAFTED = (Together(1, False, AUTO), Together(1, False, 7))
 
 
 def speed_together(setup: Setup, group_size: int, slots: int, together: Together) -> float:
-    """Simulated decode tokens/s of all requests. Prompts have a single token: they only delay what is measured."""
+    """Simulated decode tokens/s of all requests."""
     least = _LEAST_DRAFTED if together.draft else _LEAST_TOGETHER
     tokens = max(_VISITS // (setup.model.layers * setup.model.top_k * together.requests), least)
     scenario = replace(
-        _scenario(setup, group_size, slots, tokens, prompt_tokens=1),
+        _scenario(setup, group_size, slots, tokens, prompt_tokens=None),
         requests=together.requests,
         batch_dense=together.batch_dense,
         draft=together.draft,
