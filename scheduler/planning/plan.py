@@ -146,7 +146,7 @@ def make_plan(
     together, drafted, at_fits, ttft_s, changed, unchanged_far, *changed_far = _in_one_batch(
         [Run(setup, group_size, slots, together=one) for one in TOGETHER],
         [Run(setup, group_size, slots, together=one) for one in blocks],
-        [Run(one, group_size, slots) for one in others],
+        [Run(one, group_size, slots, tokens) for one in others],
         [Run(setup, group_size, slots, prompt=count) for count in PROMPTS],
         [replace(one.run, tokens=tokens) for one in changes],
         [Run(one, group_size, slots, tokens) for one in far],
@@ -164,7 +164,7 @@ def make_plan(
         **{field.name: getattr(known, field.name) for field in fields(Estimate)},
         together=dict(zip(TOGETHER, together, strict=True)),
         drafted=rates_drafted,
-        fits=tuple(at_fits),
+        fits=tuple(rate * at_fit / known.compared for at_fit in at_fits if known.compared),
         ttft_s=dict(zip(PROMPTS, ttft_s, strict=True)),
         changes=tuple(sorted(every, key=lambda change: -change.factor)),
     )
