@@ -29,6 +29,7 @@ from scheduler.planning.scaling import (
     fitted,
     memory,
     rates,
+    room_of,
     scaled,
 )
 from scheduler.timing.load_budget import LoadBudget
@@ -93,11 +94,18 @@ def _drafting(drafted: dict[Together, float], tokens_per_s: float) -> list[Chang
     return [Change(f"drafts of the shadow (--draft {one.draft})", rate, rate / tokens_per_s)]
 
 
+def check_setup(setup: Setup) -> None:
+    """Whether it can be planned. Raises ConfigError, DoesNotFitError."""
+    if not 1 <= setup.hardware.workers:
+        raise ConfigError(f"workers is {setup.hardware.workers}; allowed: 1, 2, ...")
+    scaled(setup)
+    room_of(setup)
+
+
 def make_estimate(setup: Setup, step: Callable[[], None] = lambda: None, each: Each = map) -> Estimate:
     """The first part of a plan. `step`: called after each simulation. `each`: runs several simulations; the figures do
     not depend on it. Raises ConfigError, DoesNotFitError."""
-    if not 1 <= setup.hardware.workers:
-        raise ConfigError(f"workers is {setup.hardware.workers}; allowed: 1, 2, ...")
+    check_setup(setup)
     profile = scaled(setup)
     tried = choose(setup, step, each)
     (group_size, slots), short = next(iter(tried.items()))
@@ -143,9 +151,9 @@ def make_plan(
     base_s = setup.hardware.base.load_s
     far = sorted(others, key=lambda one: -abs(one.hardware.base.load_s - base_s))[:1]  # the others lie between
     changes = trials(setup, group_size, slots)
-    together, drafted, at_fits, ttft_s, changed, unchanged_far, *changed_far = _in_one_batch(
-        [Run(setup, group_size, slots, together=one) for one in TOGETHER],
+    drafted, together, at_fits, ttft_s, changed, unchanged_far, *changed_far = _in_one_batch(
         [Run(setup, group_size, slots, together=one) for one in blocks],
+        [Run(setup, group_size, slots, together=one) for one in TOGETHER],
         [Run(one, group_size, slots, tokens) for one in others],
         [Run(setup, group_size, slots, prompt=count) for count in PROMPTS],
         [replace(one.run, tokens=tokens) for one in changes],

@@ -267,17 +267,17 @@ def compared_tokens(model: ModelSize) -> int:
 def outcome(
     setup: Setup, group_size: int, slots: int, tokens: int | None = None, prompt_tokens: int | None = None
 ) -> Outcome:
-    """Simulate an answer of `tokens` tokens; None: enough for a stable figure. A prompt delays only the first one; None:
-    it is not simulated, only the tokens after the first one."""
+    """Simulate an answer of `tokens` tokens; None: enough for a stable figure. A prompt delays only the first one.
+    Without one only the tokens after that are simulated."""
     tokens = tokens or min(max(_VISITS // (setup.model.layers * setup.model.top_k), _LEAST), _MOST)
     scenario = _scenario(setup, group_size, slots, tokens, prompt_tokens)
     return simulate(scenario, random_workload(scenario, setup.policy.expected, _SEED))
 
 
 def first_token_s(setup: Setup, group_size: int, slots: int, prompt_tokens: int) -> float:
-    """Seconds to the first token. Of many layers with many experts the first are simulated, and each further one lasts as
-    long as the mean of these, but for the first quarter. For DeepSeek-V3 and Qwen3-30B that was at most 1.3 % off a
-    simulation of all."""
+    """Seconds to the first token. Of many layers with many experts only the first are simulated. Each further one lasts
+    as long as the mean of these, but for the first quarter. For DeepSeek-V3 and gpt-oss-120b that was at most 1 % off
+    a simulation of all layers."""
     layers = setup.model.layers
     simulated = min(layers, max(_VISITS // setup.model.experts, _LEAST_LAYERS))
     scenario = _scenario(setup, group_size, slots, 1, prompt_tokens)
@@ -408,6 +408,17 @@ def _aligned(setup: Setup, rate: float) -> float:
     return min(rate, 1 / alignment_s(profile))
 
 
+def room_of(setup: Setup) -> int:
+    """How many experts fit on a worker. Raises DoesNotFitError if none does, or fewer than the given slots."""
+    hardware, slots, room = setup.hardware, setup.policy.slots, setup.hardware.slots(setup.model)
+    if slots and hardware.device_bytes is not None and slots > room:
+        raise DoesNotFitError(
+            f"--slots is {slots}, but --worker-memory {size_text(hardware.device_bytes)} has room for "
+            f"{room} expert{'s' * (room > 1)} of {size_text(setup.model.expert_bytes)}; allowed: 1 to {room}"
+        )
+    return room
+
+
 def choose(setup: Setup, step: Callable[[], None] = lambda: None, each: Each = map) -> dict[tuple[int, int], float]:
     """(group size, slots) -> tokens/s in an answer of `compared_tokens`, best first. Among equally fast ones, the least
     memory comes first, then the group size nearest to top-k. Raises DoesNotFitError if no expert, or fewer than the
@@ -418,12 +429,7 @@ def choose(setup: Setup, step: Callable[[], None] = lambda: None, each: Each = m
         return dict(zip(pairs, rates(each, step, runs), strict=True))
 
     policy, workers, top_k = setup.policy, setup.hardware.workers, setup.model.top_k
-    room = setup.hardware.slots(setup.model)
-    if policy.slots and setup.hardware.device_bytes is not None and policy.slots > room:
-        raise DoesNotFitError(
-            f"--slots is {policy.slots}, but --worker-memory {size_text(setup.hardware.device_bytes)} has room for "
-            f"{room} expert{'s' * (room > 1)} of {size_text(setup.model.expert_bytes)}; allowed: 1 to {room}"
-        )
+    room = room_of(setup)
     groups = [policy.group_size] if policy.group_size else _sizes(workers, top_k)
     found = tried([(group, policy.slots or 1) for group in groups])
     fastest = max(found, key=lambda pair: found[pair])[0]
