@@ -38,7 +38,7 @@ _VISITS = 4096  # expert computations that a simulated answer should have, for a
 _VISITS_COMPARED = 768  # likewise, where it is compared with another on the same routes
 _LEAST, _MOST = 6, 64  # tokens of such an answer
 _LEAST_COMPARED = 2
-_VISITS_TOGETHER, _LEAST_TOGETHER = 1024, 2  # of several answers, and tokens of each
+_VISITS_TOGETHER, _LEAST_TOGETHER = 2048, 2  # of several answers, and tokens of each
 _LEAST_DRAFTED = 17  # tokens of an answer with drafts: two whole blocks of eight
 _LEAST_LAYERS = 12  # of a prompt
 _EVEN = 0.005  # speeds that differ by a smaller share count as equal
@@ -270,7 +270,7 @@ def outcome(
     """Simulate an answer of `tokens` tokens; None: enough for a stable figure. A prompt delays only the first one.
     Without one only the tokens after that are simulated."""
     tokens = tokens or min(max(_VISITS // (setup.model.layers * setup.model.top_k), _LEAST), _MOST)
-    scenario = _scenario(setup, group_size, slots, tokens, prompt_tokens)
+    scenario = scenario_of(setup, group_size, slots, tokens, prompt_tokens)
     return simulate(scenario, random_workload(scenario, setup.policy.expected, _SEED))
 
 
@@ -280,7 +280,7 @@ def first_token_s(setup: Setup, group_size: int, slots: int, prompt_tokens: int)
     a simulation of all layers."""
     layers = setup.model.layers
     simulated = min(layers, max(_VISITS // setup.model.experts, _LEAST_LAYERS))
-    scenario = _scenario(setup, group_size, slots, 1, prompt_tokens)
+    scenario = scenario_of(setup, group_size, slots, 1, prompt_tokens)
     scenario = replace(scenario, profile=replace(scenario.profile, layers=simulated))
     found = simulate(scenario, random_workload(scenario, setup.policy.expected, _SEED), spans=simulated < layers)
     if simulated == layers:
@@ -291,7 +291,8 @@ def first_token_s(setup: Setup, group_size: int, slots: int, prompt_tokens: int)
     return found.ttft_s + (layers - simulated) * each_s
 
 
-def _scenario(setup: Setup, group_size: int, slots: int, tokens: int, prompt_tokens: int | None) -> Scenario:
+def scenario_of(setup: Setup, group_size: int, slots: int, tokens: int, prompt_tokens: int | None) -> Scenario:
+    """`prompt_tokens`: None where prefill is not simulated."""
     profile = scaled(setup)
     return Scenario(
         profile,
@@ -334,7 +335,7 @@ def speed_together(setup: Setup, group_size: int, slots: int, together: Together
     visits, least = (_VISITS, _LEAST_DRAFTED) if together.draft else (_VISITS_TOGETHER, _LEAST_TOGETHER)
     tokens = max(visits // (setup.model.layers * setup.model.top_k * together.requests), least)
     scenario = replace(
-        _scenario(setup, group_size, slots, tokens, prompt_tokens=None),
+        scenario_of(setup, group_size, slots, tokens, prompt_tokens=None),
         requests=together.requests,
         batch_dense=together.batch_dense,
         draft=together.draft,
