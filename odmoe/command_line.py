@@ -10,37 +10,65 @@ import os
 import signal
 import sys
 import traceback
-from typing import Annotated, NoReturn
+from collections.abc import Iterator, Mapping
+from importlib import import_module
+from typing import Annotated, Any, NoReturn
 
 import typer
+from typer.core import TyperGroup
 
-from odmoe.commands.bench import bench
-from odmoe.commands.certs import certs
-from odmoe.commands.config import config
-from odmoe.commands.down import down
-from odmoe.commands.generate import generate
-from odmoe.commands.host_stores import host_stores
-from odmoe.commands.plan import plan
-from odmoe.commands.serve import serve
-from odmoe.commands.shard import shard
 from odmoe.commands.shared.exit import ENDINGS, has_flag, one_interrupt, outcome, print_error
 from odmoe.commands.shared.flags import SettingsCommand
-from odmoe.commands.simulate import simulate
-from odmoe.commands.status import status
-from odmoe.commands.stores import stores
-from odmoe.commands.systems import systems
-from odmoe.commands.train_predictor import train_predictor
-from odmoe.commands.up import up
-from odmoe.commands.verify import verify
 
-COMMANDS = (
-    *(generate, config, shard, stores),
-    *(certs, up, status, down, host_stores),
-    *(bench, plan, serve, simulate, systems, train_predictor, verify),
+NAMES = (
+    *("generate", "config", "shard", "stores"),
+    *("certs", "up", "status", "down", "host-stores"),
+    *("bench", "plan", "serve", "simulate", "systems", "train-predictor", "verify"),
 )
-"""In the order of the help."""
+"""Of the commands, in the order of the help. Each is the function of that name in its module of `odmoe.commands`."""
+
+
+class _Commands(Mapping[str, Any]):
+    """By name. A command is imported when it is asked for: it needs none of the others, nor their settings."""
+
+    def __init__(self) -> None:
+        self._imported: dict[str, Any] = {}
+
+    def __getitem__(self, name: str) -> Any:
+        if name not in NAMES:
+            raise KeyError(name)
+        if name not in self._imported:
+            self._imported[name] = _imported(name)
+        return self._imported[name]
+
+    def __contains__(self, name: object) -> bool:
+        return name in NAMES
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(NAMES)
+
+    def __len__(self) -> int:
+        return len(NAMES)
+
+
+def _imported(name: str) -> Any:
+    function = name.replace("-", "_")
+    alone = typer.Typer()
+    alone.command(name, cls=SettingsCommand)(getattr(import_module(f"odmoe.commands.{function}"), function))
+    return typer.main.get_command_from_info(
+        alone.registered_commands[0], pretty_exceptions_short=False, rich_markup_mode=app.rich_markup_mode
+    )
+
+
+class _Group(TyperGroup):
+    """All commands of `odmoe`."""
+
+    def __init__(self, **given: Any) -> None:
+        super().__init__(**{**given, "commands": _Commands()})
+
 
 app = typer.Typer(
+    cls=_Group,
     help="Run Mixture-of-Experts models too large for any of your machines.",
     no_args_is_help=True,
     add_completion=False,
@@ -64,10 +92,6 @@ def _root(
     ] = False,
 ) -> None:
     """Run Mixture-of-Experts models too large for any of your machines."""
-
-
-for command in COMMANDS:
-    app.command(cls=SettingsCommand)(command)
 
 
 def run() -> int:

@@ -177,8 +177,9 @@ def short_plans(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def few_visits(monkeypatch: pytest.MonkeyPatch) -> None:
     """Plans simulate answers of two tokens, for what does not depend on how fast they are."""
-    for name in ("_VISITS", "_VISITS_COMPARED", "_LEAST", "_LEAST_COMPARED", "_LEAST_TOGETHER", "_LEAST_DRAFTED"):
-        monkeypatch.setattr(f"scheduler.planning.scaling.{name}", 2)
+    names = ("VISITS", "VISITS_COMPARED", "VISITS_TOGETHER", "LEAST", "LEAST_COMPARED", "LEAST_DRAFTED", "LEAST_LAYERS")
+    for name in names:
+        monkeypatch.setattr(f"scheduler.planning.scaling._{name}", 2)
 
 
 @pytest.fixture(scope="session")

@@ -17,7 +17,7 @@ from odmoe.settings.plan_settings import CONTEXT, PlanSettings
 from odmoe.simulation_pool import simulation_pool
 from scheduler.errors import ConfigError
 from scheduler.planning.assumptions import list_assumptions
-from scheduler.planning.plan import Estimate, Plan, make_estimate, make_plan
+from scheduler.planning.plan import Estimate, Plan, check_setup, make_estimate, make_plan
 from scheduler.planning.scaling import Change, Each, Hardware, Policy, Setup, Together, best, workers_needed
 from scheduler.policies.system_config import SystemConfig
 from scheduler.timing.load_budget import LoadBudget
@@ -128,10 +128,12 @@ def plan(model: str | os.PathLike[str], **settings: Unpack[PlanKeywords]) -> Pla
 def plan_from_settings(
     settings: PlanSettings,
     status: Status = lambda: contextlib.nullcontext(_silent),
+    on_setup: Callable[[Setup], None] = lambda setup: None,
     on_estimate: Callable[[Estimate], None] = lambda estimate: None,
 ) -> Plan:
-    """`status`: begins to show the progress, with threads if it likes. `on_estimate`: gets the first part of the plan,
-    while no progress is shown. Raises ConfigError, CheckpointError, DoesNotFitError, SimulationError."""
+    """`status`: begins to show the progress, with threads if it likes. `on_setup`: gets what is planned, before it is
+    simulated; `on_estimate`: the first part of the plan. No progress is shown while these are called. Raises
+    ConfigError, CheckpointError, DoesNotFitError, SimulationError."""
     settings.check_together()
     hardware, policy = _setup(settings)
     found = read_config(settings.model)  # before torch is imported, so that a wrong path is rejected at once
@@ -143,8 +145,11 @@ def plan_from_settings(
             model = model_of(settings.model, found.fields, dtype, context, experts, aligned)
             if settings.context is not None and model.context < settings.context:
                 raise ConfigError(f"--context is {settings.context}; allowed: 1 to {model.context}, the model's limit")
-            count = _counting()
-            estimate = make_estimate(Setup(model, hardware, policy), lambda: say(next(count)), each)
+        setup, count = Setup(model, hardware, policy), _counting()
+        check_setup(setup)
+        on_setup(setup)
+        with status() as say:
+            estimate = make_estimate(setup, lambda: say(next(count)), each)
         on_estimate(estimate)
         with status() as say:
             return make_plan(estimate.setup, lambda: say(next(count)), each, estimate)

@@ -19,7 +19,7 @@ def plan(
 ) -> None:
     """Plan a cluster for a model.
 
-    Shows whether loads keep up, tokens/s, memory, and which change would help most. Figures of one request come first.
+    Shows memory, then whether loads keep up and tokens/s, then which change would help most.
 
     The exit code is 1 if --worker-memory is too small.
     """
@@ -27,7 +27,7 @@ def plan(
     settings.check_together()
     from odmoe.api.planning import plan_from_settings, report_of
     from odmoe.clusters.process import prepare_process
-    from odmoe.commands.texts.plan_text import estimate_text, rest_text
+    from odmoe.commands.texts.plan_text import estimate_text, memory_text, rest_text
     from odmoe.terminal import Terminal
 
     prepare_process(debug)
@@ -35,4 +35,11 @@ def plan(
     if as_json:
         print(json.dumps(report_of(plan_from_settings(settings, status)).as_dict()))
     else:
-        print(rest_text(plan_from_settings(settings, status, lambda found: print(estimate_text(found), flush=True))))
+
+        def say(text: str) -> None:
+            print(text, flush=True)  # to a pipe at once, too
+
+        found = plan_from_settings(
+            settings, status, lambda setup: say(memory_text(setup)), lambda first: say(estimate_text(first))
+        )
+        say(rest_text(found))

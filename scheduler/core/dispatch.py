@@ -65,7 +65,8 @@ class RowDispatcher:
         entry, rows = demand.entry, demand.rows
         slot, frees = 0, False
         if entry is not None:
-            slot, frees = entry.slot, not entry.keeps and all(one is demand or one.calls for one in entry.users)
+            slot, users = entry.slot, entry.users
+            frees = not entry.keeps and (len(users) == 1 or all(one is demand or one.calls for one in users))
             if frees:
                 entry.leaving, entry.last = True, demand
             form = self._precision.form(demand.importance)

@@ -382,7 +382,8 @@ class SlotTable:
 
     def _may_begin(self, worker: Worker, demand: Demand) -> bool:
         """Link and slot are free for its load, or have been made so."""
-        self._audits.give_way(worker)
+        if self._state.audits:
+            self._audits.give_way(worker)
         if not demand.confirmed:
             absent = self._state.step.absent
             if len(worker.link) >= PREFETCHES and not (absent and self._put_off(worker, worker.link, demand)):
@@ -455,7 +456,7 @@ class SlotTable:
             self._state.passing.setdefault(expert, []).append(entry)
         request.stats.add_load(request.prefilling, demand.origin == "gate")
         self._commands.load(entry)
-        twins = self._dequeue_twins(demand)
+        twins = self._dequeue_twins(demand) if expert in self._state.queued else []
         entry.users += twins  # before rows are sent: the last of them evicts
         if demand.confirmed:
             self._rows.on_ready(demand)

@@ -318,18 +318,24 @@ class Worker:
         """How much it has to load, and holds, before a gate has chosen it."""
         return len(self.queue) + len(self.slots) - len(self.free) - len(self.idle)
 
-    def distance(self, due: int) -> int:
+    def distance(self, due: int, most: int) -> int:
         """How many layers lie between this one and the nearest for which it has an expert in a slot or a queued
-        prefetch. Large where there is none."""
-        least = 1 << 30
+        prefetch; `most` where there are more, or none."""
+        least = most
         if self.queue:
             place = bisect.bisect_left(self.queue, (PREFETCH, due, 0), key=_rank)
             for demand in self.queue[max(0, place - 1) : place + 1]:
-                least = min(least, abs(due - demand.visit.due))
+                away = abs(due - demand.visit.due)
+                if away < least:  # min() costs more than all the rest
+                    least = away
+        if not least:
+            return 0
         for entry in self.slots:
             if entry is not None:
                 for user in entry.users:
-                    least = min(least, abs(due - user.visit.due))
+                    away = abs(due - user.visit.due)
+                    if away < least:
+                        least = away
         return least
 
     def least_urgent_prefetch(self, among: Sequence[SlotEntry | None]) -> SlotEntry | None:

@@ -136,12 +136,10 @@ class WorkerTable:
         experts = min(self._state.shape.experts, max(1, rows) * self._state.shape.top_k)
         turns = max(1, len(self.live) // experts)
 
-        def load(number: int) -> tuple[int, int]:
-            return counts.get(number, 0), workers[number].prefetches
-
+        ring = enumerate(self._grouping.ring(self.live, visit.turn))
         best, farthest = -1, -1
-        for number in sorted(self._grouping.ring(self.live, visit.turn), key=load):
-            distance = min(turns, workers[number].distance(visit.due))
+        for _, _, _, number in sorted([(counts.get(n, 0), workers[n].prefetches, place, n) for place, n in ring]):
+            distance = workers[number].distance(visit.due, turns)
             if distance == turns:  # as far as counts, and nobody with less to load was
                 return number
             if distance > farthest:

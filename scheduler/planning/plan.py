@@ -29,6 +29,7 @@ from scheduler.planning.scaling import (
     memory,
     other_fits,
     rates,
+    room_of,
     scale_profile,
 )
 from scheduler.timing.load_budget import LoadBudget
@@ -93,11 +94,18 @@ def _drafting(drafted: dict[Together, float], tokens_per_s: float) -> list[Chang
     return [Change(f"drafts of the shadow (--draft {one.draft})", rate, rate / tokens_per_s)]
 
 
+def check_setup(setup: Setup) -> None:
+    """Whether it can be planned. Raises ConfigError, DoesNotFitError."""
+    if not 1 <= setup.hardware.workers:
+        raise ConfigError(f"workers is {setup.hardware.workers}; allowed: 1, 2, ...")
+    scale_profile(setup)
+    room_of(setup)
+
+
 def make_estimate(setup: Setup, step: Callable[[], None] = lambda: None, each: Each = map) -> Estimate:
     """The first part of a plan. `step`: called after each simulation. `each`: runs several simulations; the figures do
     not depend on it. Raises ConfigError, DoesNotFitError."""
-    if not 1 <= setup.hardware.workers:
-        raise ConfigError(f"workers is {setup.hardware.workers}; allowed: 1, 2, ...")
+    check_setup(setup)
     profile = scale_profile(setup)
     tried = choose(setup, step, each)
     (group_size, slots), short = next(iter(tried.items()))
@@ -116,7 +124,7 @@ def make_estimate(setup: Setup, step: Callable[[], None] = lambda: None, each: E
         tokens_per_s=found.tokens_per_s,
         compared=short,
         luck=found.luck,
-        ideal_tokens_per_s=quick / unit * found.tokens_per_s,
+        ideal_tokens_per_s=max(quick, found.tokens_per_s),  # mispredictions cost it nothing, so that few tokens do
         bound=found.bound,
         where=found.where,
         memory=memory(setup, slots),
@@ -143,10 +151,10 @@ def make_plan(
     base_s = setup.hardware.base.load_s
     far = sorted(others, key=lambda one: -abs(one.hardware.base.load_s - base_s))[:1]  # the others lie between
     changes = trials(setup, group_size, slots)
-    together, drafted, at_fits, ttft_s, changed, unchanged_far, *changed_far = _in_one_batch(
-        [Run(setup, group_size, slots, together=one) for one in TOGETHER],
+    drafted, together, at_fits, ttft_s, changed, unchanged_far, *changed_far = _in_one_batch(
         [Run(setup, group_size, slots, together=one) for one in blocks],
-        [Run(one, group_size, slots) for one in others],
+        [Run(setup, group_size, slots, together=one) for one in TOGETHER],
+        [Run(one, group_size, slots, tokens) for one in others],
         [Run(setup, group_size, slots, prompt=count) for count in PROMPTS],
         [replace(one.run, tokens=tokens) for one in changes],
         [Run(one, group_size, slots, tokens) for one in far],
@@ -164,7 +172,7 @@ def make_plan(
         **{field.name: getattr(known, field.name) for field in fields(Estimate)},
         together=dict(zip(TOGETHER, together, strict=True)),
         drafted=rates_drafted,
-        fits=tuple(at_fits),
+        fits=tuple(rate * at_fit / known.compared for at_fit in at_fits if known.compared),
         ttft_s=dict(zip(PROMPTS, ttft_s, strict=True)),
         changes=tuple(sorted(every, key=lambda change: -change.factor)),
     )

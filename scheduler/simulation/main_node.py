@@ -46,6 +46,7 @@ class SimulatedMain:
         self._foresight = foresight
         self._breakdown = breakdown
         self._batched = scenario.batch_dense
+        self._prompt_s = scenario.prompt_s
         self._ended = ended
         self._spans = spans
         self._passes: list[StepPass] = []
@@ -80,7 +81,12 @@ class SimulatedMain:
         for one in passes:
             one.main_s = self._main_s if self._together else profile.main_s(one.tokens)
         self.steps += 1
-        self._post(t.StepStarted(tuple([one.as_pass for one in passes])))
+        skipped = self._prompt_s is not None and not self._decoding
+        announced = [one.as_pass._replace(prefill=False) if skipped else one.as_pass for one in passes]
+        self._post(t.StepStarted(tuple(announced)))
+        if self._prompt_s is not None and skipped:
+            self._events.at(self._begun + self._prompt_s, self._end_passes, passes)
+            return
         if self._together:
             self._begin_together(0)
         else:

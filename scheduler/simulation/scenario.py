@@ -71,6 +71,9 @@ class Scenario:
     of the answer."""
     route_model: RouteModel = UNIFORM
     """Of requests whose routes are drawn."""
+    prompt_s: float | None = None
+    """Seconds in which all prompts are read. Nothing else of prefill is simulated then: slots are empty when decoding
+    begins. None: it is simulated."""
     draft: int | str = 0
     """The shadow drafts: a decode pass has as many rows as there are drafts, at most this many; `auto`: chosen live."""
 
@@ -91,6 +94,8 @@ class Scenario:
             raise ConfigError(f"--prefill-chunk is {self.prefill_chunk}; allowed: 0 (no limit), 1, 2, ...")
         if self.arrivals and len(self.arrivals) != self.requests:
             raise ConfigError(f"arrivals are {self.arrivals} for {self.requests} requests; give a time for each")
+        if self.prompt_s is not None and (self.arrivals or self.parallel or not 0 <= self.prompt_s < math.inf):
+            raise ConfigError(f"prompt_s is {self.prompt_s:g}; allowed: at least 0, for requests that begin together")
         if list(self.arrivals) != sorted(self.arrivals) or any(not 0 <= at < math.inf for at in self.arrivals):
             raise ConfigError(f"arrivals are {self.arrivals}; allowed: seconds of at least 0, ascending")
 

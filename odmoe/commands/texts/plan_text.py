@@ -11,7 +11,7 @@ from odmoe.terminal import megabytes
 from scheduler.drafts.length import AUTO
 from scheduler.planning.assumptions import list_assumptions
 from scheduler.planning.plan import Estimate, Plan
-from scheduler.planning.scaling import Change, Together, alignment_s, best, workers_needed
+from scheduler.planning.scaling import Change, Setup, Together, alignment_s, best, memory, workers_needed
 from scheduler.simulation.workload import SAME_TOKEN
 
 _NOTHING = 0.01
@@ -24,8 +24,27 @@ _BOTTLENECKS = {
 _WIDEST = 100
 
 
+def memory_text(setup: Setup) -> str:
+    """What is known before anything is simulated: the model, and the memory of each role."""
+    model, needs, given = setup.model, memory(setup, setup.policy.slots or 1), setup.hardware.device_bytes
+    slots = setup.policy.slots or 1
+    of = f" of the {megabytes(int(given))} given" if given else ""
+    most = f"; {setup.hardware.slots(model)} fit" if given and setup.hardware.slots(model) > slots else ""
+    rows = {
+        "model": f"{model.name}: {model.layers} layers of {model.experts} experts, {model.top_k} a token, "
+        f"{megabytes(model.expert_bytes)} each; {_many(model.dense + model.experts_all)} parameters",
+        "main node": f"{megabytes(needs['main'])}: dense weights, and the cache of {model.context} tokens",
+        "shadow": f"{megabytes(needs['shadow'])} ({setup.policy.shadow})" if needs["shadow"] else "none",
+        "a worker": f"{megabytes(needs['worker'])}{of}: {_slots(slots)} and room to compute{most}; "
+        f"{megabytes(needs['store'])} of host memory or disk for all experts",
+        "whole model": f"{megabytes(needs['whole'])} on one device"
+        + f", {megabytes(needs['whole_dequantised'])} dequantised" * (model.native_bits > 0),
+    }
+    return "\n".join(["Device memory of each role:", "", *_table(rows), ""])
+
+
 def estimate_text(plan: Estimate) -> str:
-    """The first part: the result in words, then the figures of one request."""
+    """The next part: the result in words, then the figures of one request."""
     return "\n".join([*_wrap(_answer(plan)), "", *_table(_figures(plan)), ""])
 
 
@@ -69,16 +88,20 @@ def _answer(plan: Estimate) -> str:
 
 
 def _memory(plan: Estimate) -> str:
-    memory, given = plan.memory, plan.setup.hardware.device_bytes
-    share = memory["together"] / memory["whole"]
+    needs, given = plan.memory, plan.setup.hardware.device_bytes
+    share = needs["together"] / needs["whole"]
     of = f" of the {megabytes(int(given))} given" if given else ""
     if given and plan.slots < plan.setup.hardware.slots(plan.setup.model) and not plan.setup.policy.slots:
         of += ", because it evicts each expert after use and further slots gain nothing"
     return (
-        f"It takes {plan.machines} machines: {_seats(plan)}. A worker uses {megabytes(memory['worker'])} of device "
-        f"memory{of}; all nodes together use {megabytes(memory['together'])}, {share:.0%} of what one machine with all "
+        f"It takes {plan.machines} machines: {_seats(plan)}. A worker uses {megabytes(needs['worker'])} of device "
+        f"memory{of}; all nodes together use {megabytes(needs['together'])}, {share:.0%} of what one machine with all "
         "experts needs"
     )
+
+
+def _slots(count: int) -> str:
+    return f"{count} slot{'s' * (count > 1)}"
 
 
 def _seats(plan: Estimate) -> str:
@@ -118,7 +141,7 @@ def _idle_shadow(plan: Plan) -> list[str]:
 
 
 def _figures(plan: Estimate) -> dict[str, str]:
-    model, budget, memory = plan.setup.model, plan.budget, plan.memory
+    budget = plan.budget
     main, worker = _ms(budget.main_s), _ms(budget.worker_s)
     groups = (
         f"{budget.groups} x {main} (main node) + {budget.groups - 1} x {worker} (worker) = {_ms(budget.max_load_s)}"
@@ -127,20 +150,12 @@ def _figures(plan: Estimate) -> dict[str, str]:
     times = "; ".join(f"{causes[name]} {_ms(seconds)}" for name, seconds in plan.where.items() if seconds)
     tried = "; ".join(f"--group-size {g} --slots {s}: {v:.2f} tokens/s" for (g, s), v in plan.tried.items())
     return {
-        "model": f"{model.name}: {model.layers} layers of {model.experts} experts, {model.top_k} a token, "
-        f"{megabytes(model.expert_bytes)} each; {_many(model.dense + model.experts_all)} parameters",
         "equation (1)": f"a load may take {groups}; it takes {_ms(budget.load_s)}: "
         + (f"too long with fewer than {workers_needed(budget)} workers" if budget.io_bound else "in time"),
         "choose": f"--workers {budget.workers} --group-size {plan.group_size} --slots {plan.slots}",
         "tried": tried,
         "decode": f"{plan.tokens_per_s:.2f} tokens/s{by_luck(plan.luck)}",
         "a token": f"{times}; bottleneck, the largest part: {_BOTTLENECKS.get(plan.bound or '', 'none')}",
-        "main node": f"{megabytes(memory['main'])}: dense weights, and the cache of {model.context} tokens",
-        "shadow": f"{megabytes(memory['shadow'])} ({plan.setup.policy.shadow})" if memory["shadow"] else "none",
-        "a worker": f"{megabytes(memory['worker'])} on its device: {plan.slots} slot{'s' * (plan.slots > 1)} and room "
-        f"to compute; {megabytes(memory['store'])} of host memory or disk for all experts",
-        "together": f"{megabytes(memory['together'])} on devices; the whole model on one: {megabytes(memory['whole'])}"
-        + f", {megabytes(memory['whole_dequantised'])} dequantised" * (model.native_bits > 0),
     }
 
 

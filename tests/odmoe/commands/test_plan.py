@@ -74,12 +74,21 @@ def planned(cli: CommandLine) -> Callable[..., dict[str, Any]]:
     return call
 
 
-@pytest.mark.slow
-def test_the_answer_in_words_comes_first(cli: CommandLine) -> None:
+def test_what_is_known_first_comes_first(cli: CommandLine) -> None:
+    """Memory, then the answer in words and its figures, then what would help."""
     answer = cli("plan", "-m", MIXTRAL, "--workers", "8", "--worker-memory", "1GB")
     assert (answer.code, answer.err) == (0, "")
-    assert answer.out.startswith("Loads end 3.25 ms late: an expert takes 25.0 ms to load")
-    words, figures, helps = answer.out.split("\n\n")[:3]
+    head, roles, words, figures, helps = answer.out.split("\n\n")[:5]
+    assert head == "Device memory of each role:"
+    for part in (
+        "704.6 MB each",
+        "main node 7.50 GB",
+        "shadow 47.50 GB (int8)",
+        "a worker 728.8 MB of the 1.00 GB given: 1 slot and room to compute; 180.39 GB of host memory",
+        "whole model 187.88 GB",
+    ):
+        assert part in " ".join(roles.split())
+    assert words.startswith("Loads end 3.25 ms late: an expert takes 25.0 ms to load")
     for part in (
         "tokens/s",
         "It takes 10 machines: one for the main node, one for the shadow, 8 for workers",
@@ -89,7 +98,6 @@ def test_the_answer_in_words_comes_first(cli: CommandLine) -> None:
         assert part in " ".join(words.split())
     assert helps.startswith("The best single change: drafts of the shadow")
     for part in (
-        "704.6 MB each",
         "too long with fewer than 10 workers",
         "--workers 8 --group-size 2 --slots 1",
         "bottleneck, the largest part: main node and experts together",
@@ -240,7 +248,7 @@ def test_the_whole_model_has_its_experts_as_stored(cli: CommandLine, tmp_path: P
     assert found["whole"] == found["main"] + found["store"]
     assert found["whole_dequantised"] - found["main"] == pytest.approx(found["store"] * 16 / 4.25, rel=0.01)
     native, dequantised = found["whole"] / 1e9, found["whole_dequantised"] / 1e9
-    assert f"the whole model on one: {native:.2f} GB, {dequantised:.2f} GB dequantised" in text
+    assert f"whole model {native:.2f} GB on one device, {dequantised:.2f} GB dequantised" in text
     assert f"{found['together'] / found['whole']:.0%} of what one machine with all experts needs" in text
 
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from itertools import pairwise, product
+from typing import Any
 
 import pytest
 
@@ -17,19 +18,25 @@ from scheduler.planning.scaling import (
     Change,
     Hardware,
     Policy,
+    Run,
     Setup,
     best,
     choose,
     compared_tokens,
     equation_1,
+    first_token_s,
     memory,
     outcome,
+    rates,
     scale_profile,
+    scenario_of,
     speed,
     workers_needed,
     workspace_bytes,
 )
 from scheduler.policies.system_config import SystemConfig
+from scheduler.simulation.requests import random_arrivals
+from scheduler.simulation.simulate import simulate_requests
 from scheduler.timing.load_budget import load_budget
 from scheduler.timing.profile import Profile, find_profile
 from support.scheduling.paper_setup import ATTENTION, EXPERT, MIXTRAL, PAPER, PROFILE, few_layers, on
@@ -49,6 +56,12 @@ def one_request() -> Iterator[None]:
 def paper() -> Plan:
     """The paper's testbed."""
     return make_plan(PAPER)
+
+
+@pytest.fixture
+def few_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For what does not depend on a few per cent."""
+    monkeypatch.setattr("scheduler.planning.scaling._MOST", 12)
 
 
 # --- timings ----------------------------------------------------------------------------------------------------------
@@ -186,10 +199,47 @@ def test_the_first_token_comes_as_in_the_paper_where_one_thing_follows_the_other
         assert outcome(PAPER, 2, 1, 2, tokens).ttft_s <= ahead
 
 
+# --- what is not simulated --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("shadow", "requests"), [("int8", 1), ("none", 1), ("int8", 4), ("none", 4)])
+def test_tokens_are_as_fast_as_after_a_simulated_prompt(shadow: str, requests: int) -> None:
+    setup = replace(few_layers(8), policy=Policy(shadow))
+    without = replace(scenario_of(setup, 2, 1, 9 if requests == 1 else 33, None), requests=requests)
+    found, simulated = (
+        simulate_requests(one, random_arrivals(one, setup.policy.expected_recall, 1)).decode_tokens_per_s
+        for one in (without, replace(without, prompt_s=None))
+    )
+    assert found == pytest.approx(simulated, rel=1e-6 if requests == 1 else 0.01)
+
+
+@pytest.mark.parametrize("prefill", ["ahead", "pipelined", "in-turn"])
+def test_the_first_token_of_many_layers(monkeypatch: pytest.MonkeyPatch, prefill: str) -> None:
+    """Twelve of 32 layers say how long all take."""
+    setup = replace(PAPER, policy=Policy(chosen=SystemConfig(prefill=prefill)))
+    whole = outcome(setup, 2, 1, 1, 32).ttft_s
+    assert first_token_s(setup, 2, 1, 32) == whole
+    monkeypatch.setattr("scheduler.planning.scaling._VISITS", 12 * MIXTRAL.experts)
+    assert first_token_s(setup, 2, 1, 32) == pytest.approx(whole, rel=0.03)
+
+
+def test_equal_answers_are_simulated_once() -> None:
+    simulated = []
+
+    def each(function: Callable[[Run], Any], runs: Iterable[Run]) -> Iterator[Any]:
+        simulated.extend(runs)
+        yield from range(len(simulated))
+
+    one, other = Run(PAPER, 2, 1, 3), Run(PAPER, 1, 1, 3)
+    assert rates(each, lambda: None, [one, other, replace(one)]) == [0, 1, 0]
+    assert simulated == [one, other]
+
+
 # --- choosing ---------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("workers", "top_k"), [(1, 2), (4, 3), (6, 1)])
+@pytest.mark.usefixtures("few_tokens")
 def test_no_other_groups_are_faster(workers: int, top_k: int) -> None:
     setup = Setup(replace(MIXTRAL, top_k=top_k, layers=4, depth=4), Hardware(PROFILE, workers, 3e9), Policy())
     (group, slots), found = next(iter(choose(setup).items()))
@@ -258,6 +308,7 @@ MACHINES = {
 @pytest.mark.slow
 @pytest.mark.parametrize("way", MACHINES)
 @pytest.mark.parametrize("seed", range(4))
+@pytest.mark.usefixtures("few_tokens")
 def test_better_machines_never_make_a_plan_slower(way: str, seed: int) -> None:
     """Small models, with states of recurrent layers or without, on all pairs of machines that differ in one thing."""
     draw = random.Random(f"{way} {seed}")
@@ -329,6 +380,7 @@ def first_word(setup: Setup) -> str:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("few_tokens")
 def test_what_is_too_slow_is_what_would_help() -> None:
     """A cluster with one thing far too slow: that one is named. bfloat16 to begin with, so that it is no way out."""
     half = Setup(replace(MIXTRAL, item_bytes=2, layers=4, depth=4), Hardware(PROFILE, 8), Policy())
@@ -338,6 +390,7 @@ def test_what_is_too_slow_is_what_would_help() -> None:
     assert first_word(on(half, load_bytes_per_s=1e12, worker=0.02)).startswith("workers that compute")
 
 
+@pytest.mark.usefixtures("few_tokens")
 def test_quick_loads_need_no_shadow_and_slow_ones_do() -> None:
     alone = {
         bps: next(c for c in make_plan(on(few_layers(4), load_bytes_per_s=bps)).changes if c.alone)
@@ -347,6 +400,7 @@ def test_quick_loads_need_no_shadow_and_slow_ones_do() -> None:
     assert alone[1e14].factor == pytest.approx(1, abs=0.01)
 
 
+@pytest.mark.usefixtures("few_tokens")
 def test_a_plan_without_a_shadow_says_what_one_would_bring() -> None:
     found = make_plan(replace(few_layers(16), policy=replace(PAPER.policy, shadow="none")))
     assert found.memory["shadow"] == 0
@@ -358,6 +412,7 @@ def kept(plan: Plan) -> Change:
     return next(change for change in plan.changes if "--residency all" in change.what)
 
 
+@pytest.mark.usefixtures("few_tokens")
 def test_what_the_workers_could_keep_is_only_offered_where_it_fits() -> None:
     found = {size: kept(make_plan(on(few_layers(4), device_bytes=size))) for size in (1e9, 24e9)}
     assert [found[1e9].real, found[24e9].real] == [False, True]

@@ -368,6 +368,7 @@ def test_the_same_seed_gives_the_same_outcome() -> None:
         ({"prefill_chunk": -1}, r"--prefill-chunk is -1; allowed: 0 \(no limit\)"),
         ({"requests": 2, "arrivals": (1.0,)}, "for 2 requests; give a time for each"),
         ({"requests": 2, "arrivals": (1.0, 0.5)}, "ascending"),
+        ({"requests": 2, "arrivals": (0.0, 0.5), "prompt_s": 1.0}, "prompt_s is 1; allowed: at least 0, for requests"),
         ({"block": 0}, "--block is 0"),
     ],
 )

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -182,3 +184,13 @@ def test_defaults_that_a_system_decides_are_said(cli: CommandLine, monkeypatch: 
     assert "Worker nodes (default: 8, or the system's)" in text
     assert "Temperature (default: 0, greedy)" in text
     assert "Workers (default: system's or profile's)" in cli("simulate", "--help").out
+
+
+def test_a_command_imports_none_of_the_others() -> None:
+    code = (
+        "import sys\nfrom odmoe.command_line import run\nsys.argv = ['odmoe', 'systems']\nrun()\n"
+        "print([name for name in sys.modules if name.startswith('odmoe.commands.')], file=sys.stderr)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert "odmoe.commands.systems" in done.stderr
+    assert not any(f"odmoe.commands.{name}" in done.stderr for name in ("generate", "plan", "serve", "verify"))
