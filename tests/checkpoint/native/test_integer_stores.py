@@ -1,0 +1,108 @@
+"""Stores that keep integers with group scales as published, beside dequantised stores of the same checkpoints."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from gguf import GGMLQuantizationType as Kind
+
+from checkpoint.sharding.source import open_source
+from checkpoint.sharding.weights import places
+from checkpoint.store import ExpertStore
+from support.models import gguf_files, packed
+from support.models.checkpoints import build
+from support.models.store_making import shard
+from support.models.stored_experts import check_same_parameters
+
+Publish = Callable[[Path], Path]
+
+
+def qwen(**more: int) -> Any:
+    """With several groups in each row of an expert, and one MoE layer."""
+    sizes = {"hidden_size": 128, "moe_intermediate_size": 64, "intermediate_size": 128}
+    return build("qwen3_moe", **sizes, num_hidden_layers=1, mlp_only_layers=[], **more)
+
+
+def awq(path: Path) -> Path:
+    return packed.publish_awq(qwen(), path, group=32)
+
+
+def gptq(bits: int, layout: str = "gptq", shuffled: bool = False) -> Publish:
+    return lambda path: packed.publish_gptq(qwen(), path, bits, layout, shuffled, group=32)
+
+
+def compressed(**weights: Any) -> Publish:
+    group = packed.group(**packed.INT4 | {"group_size": 32} | weights)
+    return lambda path: packed.publish_compressed(qwen(), path, {"all": group})
+
+
+INT8 = {"num_bits": 8, "strategy": "channel", "group_size": None, "format": "int-quantized"}
+FP8 = packed.FP8 | {"group_size": None}
+
+
+def gguf(kind: Kind) -> Publish:
+    return lambda path: gguf_files.publish(qwen(), path.with_suffix(".gguf"), kind)
+
+
+CASES: dict[str, tuple[Publish, str, float]] = {
+    "awq": (awq, "integers of 4 bits", 4),
+    "gptq": (gptq(4), "integers of 4 bits", 4),
+    "gptq-v2-of-8-bits": (gptq(8, "gptq_v2"), "integers of 8 bits", 8),
+    "gptq-of-2-bits": (gptq(2), "integers of 2 bits", 2),
+    "gptq-in-any-order": (gptq(4, shuffled=True), "integers of 4 bits", 4),
+    "compressed-int4": (compressed(), "integers of 4 bits", 4),
+    "compressed-int4-asymmetric": (compressed(symmetric=False), "integers of 4 bits", 4),
+    "compressed-int3": (compressed(num_bits=3), "integers of 3 bits", 3),
+    "compressed-int8": (compressed(**INT8), "integers of 8 bits", 8),
+    "compressed-int8-asymmetric": (compressed(**INT8, symmetric=False), "integers of 8 bits", 8),
+    "compressed-fp8": (compressed(**FP8), "fp8", 8),
+    "compressed-fp8-of-a-matrix": (compressed(**FP8 | {"strategy": "tensor"}), "fp8", 8),
+    **{
+        f"gguf-{kind.name}": (gguf(kind), f"ggml integers of {kind.name[1]} bits", int(kind.name[1]))
+        for kind in (Kind.Q4_0, Kind.Q4_1, Kind.Q5_0, Kind.Q5_1, Kind.Q8_0)
+    },
+}
+"""How a checkpoint is published, what its store says, and the bits of a number."""
+
+
+class Case:
+    def __init__(self, name: str, folder: Path) -> None:
+        publish, self.described, self.bits = CASES[name]
+        self.path = publish(folder / "model")
+        self.native, self.dequantised = (
+            shard(open_source(self.path), folder / how, experts=how) for how in ("native", "dequantised")
+        )
+
+
+@pytest.fixture(scope="module", params=CASES)
+def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Case:
+    return Case(request.param, tmp_path_factory.mktemp("store"))
+
+
+def test_restored_experts_are_the_dequantised_ones(case: Case) -> None:
+    assert case.native.manifest.described == case.described
+    assert case.dequantised.manifest.encoding == ""
+    check_same_parameters(case.native, case.dequantised)
+
+
+def test_a_load_has_the_published_bytes(case: Case) -> None:
+    assert kept_bytes(case.native) <= 1.05 * published_bytes(case.path)
+
+
+def kept_bytes(store: ExpertStore) -> int:
+    """Of all tensors of experts, without the gaps between them and to whole pages."""
+    sizes = {"uint8": 1, "int8": 1, "int16": 2, "float16": 2, "bfloat16": 2, "float32": 4}
+    return sum(
+        len(layer.blobs) * torch.Size(tensor.shape).numel() * sizes[tensor.dtype]
+        for layer in store.manifest.layers.values()
+        for tensor in layer.tensors
+    )
+
+
+def published_bytes(path: Path) -> int:
+    held = places(open_source(path))
+    return sum(place.nbytes for name, place in held.items() if ".experts." in name or "_exps" in name)
