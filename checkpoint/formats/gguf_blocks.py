@@ -5,11 +5,13 @@ Source: `ggml-quants.c` of ggml, and the package gguf, which dequantises the sam
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
 
+from checkpoint.formats.gguf_file import GgufFile, GgufTensor
 from checkpoint.native.encoding import CODES, SCALES, Parts, Unencodable
 from checkpoint.native.integers import MINIMUM_UNITS, MINIMUMS, SCALE_UNITS, packed_rows
 
@@ -46,6 +48,46 @@ def published_blocks(kind: int, rows: torch.Tensor) -> Parts:
     found = known.read(rows.unflatten(-1, (-1, GGML_QUANT_SIZES[GGMLQuantizationType[name]][1])))
     parts = {part: value.flatten(2).contiguous() for part, value in found.items()}
     return parts | {CODES: packed_rows(parts[CODES], known.bits)}
+
+
+def has_encoding(file: GgufFile) -> bool:
+    """Whether a store can keep the experts of some layer as published."""
+    return any(any(kept_bits(tensor.kind) for tensor in tensors) for tensors in _experts(file))
+
+
+def expert_bits(file: GgufFile) -> float:
+    """Bits that a store keeps for each value of an expert as published, of the layer with the most; 0 where it
+    dequantises them."""
+    found = [_layer_bits(tensors) for tensors in _experts(file)]
+    return max(found) if found and all(found) else 0.0
+
+
+def _experts(file: GgufFile) -> list[list[GgufTensor]]:
+    """Their tensors, by layer."""
+    layers: dict[str, list[GgufTensor]] = {}
+    for name, tensor in file.tensors.items():
+        if name.endswith("_exps.weight"):
+            layers.setdefault(name.partition(".ffn_")[0], []).append(tensor)
+    return list(layers.values())
+
+
+def _layer_bits(tensors: list[GgufTensor]) -> float:
+    values = [math.prod(tensor.shape) for tensor in tensors]
+    bits = [kept_bits(tensor.kind) for tensor in tensors]
+    if not all(bits):
+        return 0.0
+    return sum(count * each for count, each in zip(values, bits, strict=True)) / sum(values)
+
+
+def kept_bits(kind: int) -> float:
+    """Bits that a store keeps for a value of this type of ggml; 0 for one that it dequantises."""
+    from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
+
+    values, size = GGML_QUANT_SIZES[GGMLQuantizationType(kind)]
+    if GGMLQuantizationType(kind).name not in _KINDS:
+        return 0.0
+    parts = published_blocks(kind, torch.zeros((1, 1, size), dtype=torch.uint8))
+    return 8 * sum(part.nbytes for part in parts.values()) / values
 
 
 def _half(block: Blocks, at: int) -> torch.Tensor:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from checkpoint import family
+from checkpoint.formats.gguf_blocks import has_encoding
 from checkpoint.formats.published import check_format, published_format
 from checkpoint.manifest import DENSE, FORMAT, MANIFEST, LayerSpec, Manifest
 from checkpoint.native.encodings import DEQUANTISED, NATIVE
@@ -139,7 +140,7 @@ def _kept(manifest: Manifest, path: Path, source: Source | None) -> str:
     if manifest.encoding:
         return NATIVE
     found = published_format(manifest.config, path)
-    encodable = bool(found and found.encodings) or (source is not None and source.gguf is not None)
+    encodable = bool(found and found.encodings) or bool(source and source.gguf and has_encoding(source.gguf))
     return DEQUANTISED if encodable and not manifest.plain_because else ""
 
 
