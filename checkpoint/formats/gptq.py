@@ -61,12 +61,12 @@ class Gptq(PackedFormat):
         return _LAYOUTS[self.setting("checkpoint_format", "gptq")]
 
     def published(self, quantizer: Any, parts: dict[str, torch.Tensor], target: str) -> Parts:
-        order = parts["g_idx"]
+        order = _groups(parts["g_idx"], len(parts["scales"]))
         numbers, zeros, bits = _numbers(parts["qweight"], parts["qzeros"], len(order), self._added)
         found = {CODES: packed_rows(numbers.to(torch.uint8), bits), SCALES: parts["scales"].T}
         found[ZEROS] = zeros.T.to(torch.uint8)
         size, rest = divmod(len(order), len(parts["scales"]))
-        if self.setting("desc_act", False) or rest or not torch.equal(order, torch.arange(len(order)).int() // size):
+        if self.setting("desc_act", False) or rest or not torch.equal(order, torch.arange(len(order)) // size):
             found[ORDER] = order.unsqueeze(0)
         return found
 
@@ -81,10 +81,16 @@ def restored(
     """
     numbers, zeros, _ = _numbers(qweight, qzeros, len(g_idx), added)
     values = numbers.T  # [in, out]
-    group = g_idx.long()
-    if not 0 <= int(group.min()) <= int(group.max()) < len(scales):
-        raise ValueError(f"g_idx holds groups {int(group.min())} to {int(group.max())}, there are {len(scales)}")
+    group = _groups(g_idx, len(scales))
     return ((values - zeros[group]) * scales[group]).T.contiguous()
+
+
+def _groups(g_idx: torch.Tensor, count: int) -> torch.Tensor:
+    """The group of each input, int64 [in]. Raises ValueError for a group that does not exist."""
+    group = g_idx.long()
+    if not 0 <= int(group.min()) <= int(group.max()) < count:
+        raise ValueError(f"g_idx holds groups {int(group.min())} to {int(group.max())}, there are {count}")
+    return group
 
 
 def _numbers(

@@ -60,7 +60,7 @@ class Integers(Encoding):
         self._rounds = rounds
 
     def encode(self, published: Parts) -> dict[str, torch.Tensor]:
-        """The same, each [n, ...], but for `order`, which is int32."""
+        """The same, each [n, ...], but for `order`, which is int64."""
         for name, part in published.items():
             if part.dim() != 3:
                 raise Unencodable(f"{name} of a weight are {part.dtype} {list(part.shape)}, not rows")

@@ -132,7 +132,7 @@ def _arranged(plan: Plan, target: str, rule: Any, parts: dict[str, Any]) -> torc
     except (ValueError, RuntimeError, TypeError, KeyError, AttributeError) as error:
         if is_out_of_memory(error):
             raise unreadable(f"{plan.source.path}: {target} cannot be stored as published", error) from error
-        raise Unencodable(f"its family's rule is not for published numbers ({error})") from error
+        raise Unencodable(f"its family's rule for {target} is not for published numbers ({error})") from error
     (value,) = found.values()
     if isinstance(value, list):
         (value,) = value

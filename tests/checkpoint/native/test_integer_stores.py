@@ -9,10 +9,13 @@ from typing import Any
 import pytest
 import torch
 from gguf import GGMLQuantizationType as Kind
+from safetensors.torch import load_file, save_file
 
+from checkpoint.sharding import convert
 from checkpoint.sharding.source import open_source
 from checkpoint.sharding.weights import places
 from checkpoint.store import ExpertStore
+from scheduler.errors import CorruptCheckpointError
 from support.models import gguf_files, packed
 from support.models.checkpoints import build
 from support.models.store_making import shard
@@ -106,3 +109,50 @@ def kept_bytes(store: ExpertStore) -> int:
 def published_bytes(path: Path) -> int:
     held = places(open_source(path))
     return sum(place.nbytes for name, place in held.items() if ".experts." in name or "_exps" in name)
+
+
+def nvfp4(path: Path) -> Path:
+    return packed.publish_compressed(qwen(), path, {"all": packed.group(**packed.NVFP4)})
+
+
+def bitsandbytes(path: Path) -> Path:
+    return packed.publish_bitsandbytes_experts(qwen(), path)
+
+
+def plain_experts(path: Path) -> Path:
+    """Transformers quantises all but the experts."""
+    return packed.publish_bitsandbytes(qwen(), path, load_in_8bit=True)
+
+
+@pytest.mark.parametrize(
+    ("publish", "because"),
+    [
+        (nvfp4, "there is no encoding for this format"),
+        (bitsandbytes, "there is no encoding for this format"),
+        (plain_experts, "the checkpoint has no quantised experts"),
+    ],
+)
+def test_why_experts_are_dequantised(publish: Publish, because: str, tmp_path: Path) -> None:
+    path = publish(tmp_path / "model")
+    manifest = shard(open_source(path), tmp_path / "store").manifest
+    assert (manifest.encoding, manifest.described, manifest.plain_because) == ("", "", because)
+    assert shard(open_source(path), tmp_path / "store", experts="native").manifest == manifest
+
+
+@pytest.mark.parametrize(
+    ("at_once", "words"), [(1 << 25, "matrices with other parts than others"), (1, "gate_up_proj.order.*of the first")]
+)
+def test_an_expert_that_is_laid_out_otherwise(
+    at_once: int, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only a later one has its inputs in any order, which the layout of the first has no place for."""
+    monkeypatch.setattr(convert, "_PART_BYTES", at_once)
+    path = gptq(4)(tmp_path / "model")
+    weights = load_file(path / "model.safetensors")
+    for word in ("gate_proj", "up_proj"):
+        name = next(name for name in weights if name.endswith(f"experts.3.{word}.g_idx"))
+        weights[name] = weights[name].flip(0)
+    save_file(weights, path / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(CorruptCheckpointError, match=f"{words}.*--experts dequantised"):
+        shard(open_source(path), tmp_path / "store")
+    assert shard(open_source(path), tmp_path / "dequantised", experts="dequantised").manifest.encoding == ""
