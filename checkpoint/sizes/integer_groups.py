@@ -14,17 +14,19 @@ class IntegerGroups(NamedTuple):
     """How a store keeps the matrices of an expert (`checkpoint/native/integers.py`, or FP8 with a scale for a row)."""
 
     bits: int
-    side_bits: int
+    side_bits: float
     """Of a group's scale and zero point."""
     size: int
     """Values in a group; 0 for a row."""
     has_order: bool = False
+    rows: int = 1
+    """That share their scales."""
 
     def bits_of(self, hidden: int, inner: int, up_rows: int) -> float:
         """Of an element of an expert: a matrix [up_rows, hidden] and one [hidden, inner]. 0 where groups do not divide
-        the rows, which are then stored dequantised."""
+        the rows, or rows the matrices, which are then stored dequantised."""
         matrices = ((up_rows, hidden), (hidden, inner))
-        if self.size and any(columns % self.size for _, columns in matrices):
+        if any(rows % self.rows or columns % (self.size or 1) for rows, columns in matrices):
             return 0.0
         groups = sum(rows * columns // (self.size or columns) for rows, columns in matrices)
         order = (up_rows // inner * hidden + inner) * _ORDER_BITS * self.has_order
@@ -55,10 +57,20 @@ def _compressed(settings: dict[str, Any]) -> IntegerGroups | None:
     weights = _experts_weights(settings.get("config_groups"))
     bits, strategy = weights.get("num_bits"), weights.get("strategy")
     if weights.get("type") == "float":
-        return IntegerGroups(8, 2 * _SCALE_BITS, 0) if bits == 8 and strategy in ("channel", "tensor") else None
+        return _fp8(weights) if bits == 8 else None
     if weights.get("type", "int") != "int" or strategy not in ("group", "channel", "tensor"):
         return None
     return _of(bits, weights.get("group_size") if strategy == "group" else -1, zeros=weights.get("symmetric") is False)
+
+
+def _fp8(weights: dict[str, Any]) -> IntegerGroups | None:
+    """Scales are float32 in a store. Of a block, its columns are a group, whose rows share a scale."""
+    match weights.get("strategy"), weights.get("block_structure"):
+        case "channel" | "tensor", _:
+            return IntegerGroups(8, 2 * _SCALE_BITS, 0)
+        case "block", [int(high), int(wide)] if high > 0 and wide > 0:
+            return IntegerGroups(8, 2 * _SCALE_BITS / high, wide, rows=high)
+    return None
 
 
 def _experts_weights(groups: Any) -> dict[str, Any]:

@@ -63,6 +63,7 @@ CASES: dict[str, tuple[Publish, str, float]] = {
     "compressed-int8": (compressed(**INT8), "integers of 8 bits", 8),
     "compressed-int8-asymmetric": (compressed(**INT8, symmetric=False), "integers of 8 bits", 8),
     "compressed-fp8": (compressed(**FP8), "fp8", 8),
+    "compressed-fp8-in-blocks": (compressed(**FP8 | {"strategy": "block", "block_structure": [16, 16]}), "fp8", 8),
     "compressed-fp8-of-a-matrix": (compressed(**FP8 | {"strategy": "tensor"}), "fp8", 8),
     **{
         f"gguf-{kind.name}": (gguf(kind), f"ggml integers of {kind.name[1]} bits", int(kind.name[1]))

@@ -59,6 +59,7 @@ def planned(config: str, quantisation: dict[str, Any] | None, experts: str | Non
         ("deepseek-v3", compressed(), 0.282),
         ("deepseek-v3", compressed("re:.*mlp.experts.*", num_bits=8, strategy="channel"), 0.501),
         ("deepseek-v3", compressed(num_bits=8, type="float", strategy="channel"), 0.501),
+        ("deepseek-v3", compressed(num_bits=8, type="float", strategy="block", block_structure=[128, 128]), 0.501),
     ],
 )
 def test_bytes_of_a_load_and_of_a_store(config: str, quantisation: dict[str, Any], share: float) -> None:
@@ -87,6 +88,7 @@ def test_memory_to_restore_on_a_gpu(config: str, quantisation: dict[str, Any]) -
         ("deepseek-v3", {"quant_method": "gptq", "bits": 4, "group_size": 96}),
         ("deepseek-v3", {"quant_method": "gptq", "bits": "4", "group_size": 128}),
         ("deepseek-v3", compressed(type="float", strategy="tensor_group", group_size=16)),
+        ("deepseek-v3", compressed(num_bits=8, type="float", strategy="block", block_structure=[96, 128])),
         ("deepseek-v3", compressed() | {"ignore": ["re:.*experts.*"]}),
         ("deepseek-v3", {"quant_method": "fp8", "weight_block_size": None}),
         ("deepseek-v3", "fp8"),
