@@ -108,8 +108,11 @@ class CompressedTensors(PublishedFormat):
 
 
 def _unsigned(numbers: torch.Tensor, bits: int) -> torch.Tensor:
-    """Of signed integers, whose least is 0 then."""
-    return (numbers.short() + (1 << bits - 1)).to(torch.uint8)
+    """Of signed integers, whose least is 0 then. Raises Unencodable."""
+    found = numbers.short() + (1 << bits - 1)
+    if int(found.min()) < 0 or int(found.max()) >> bits:
+        raise Unencodable(f"integers from {int(numbers.min())} to {int(numbers.max())} have more than {bits} bits")
+    return found.to(torch.uint8)
 
 
 def _values(place: Place) -> tuple[int, ...]:

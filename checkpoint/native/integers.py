@@ -89,9 +89,9 @@ class Integers(Encoding):
             return False
         if not all(_fits_level(rows, groups, parts, name) for name in _UNITS if name in parts):
             return False
-        if (MINIMUMS in parts and (ZEROS in parts or self._rounds)) or (
-            MINIMUMS not in parts and MINIMUM_UNITS in parts
-        ):
+        if MINIMUMS in parts and (ZEROS in parts or self._rounds):
+            return False
+        if MINIMUM_UNITS in parts and MINIMUMS not in parts:
             return False
         if parts.get(ZEROS, ("uint8", (rows, groups))) != ("uint8", (rows, groups)):
             return False
@@ -188,6 +188,8 @@ def packed_rows(numbers: torch.Tensor, bits: int) -> torch.Tensor:
     columns, found, low = numbers.shape[-1], [], 0
     if columns % (8 // _planes(bits)[-1]):
         raise Unencodable(f"a weight has {columns} columns, which {bits} bits cannot be packed in")
+    if bits < 8 and numbers.numel() and int(numbers.max()) >> bits:
+        raise Unencodable(f"a weight has the number {int(numbers.max())}, which {bits} bits cannot hold")
     for width in _planes(bits):
         runs = (numbers >> low & (1 << width) - 1).unflatten(-1, (8 // width, -1))
         packed = runs[..., 0, :]

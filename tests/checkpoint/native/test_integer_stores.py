@@ -51,31 +51,40 @@ def gguf(kind: Kind) -> Publish:
     return lambda path: gguf_files.publish(qwen(), path.with_suffix(".gguf"), kind)
 
 
-CASES: dict[str, tuple[Publish, str, float]] = {
-    "awq": (awq, "integers of 4 bits", 4),
-    "gptq": (gptq(4), "integers of 4 bits", 4),
-    "gptq-v2-of-8-bits": (gptq(8, "gptq_v2"), "integers of 8 bits", 8),
-    "gptq-of-2-bits": (gptq(2), "integers of 2 bits", 2),
-    "gptq-in-any-order": (gptq(4, shuffled=True), "integers of 4 bits", 4),
-    "compressed-int4": (compressed(), "integers of 4 bits", 4),
-    "compressed-int4-asymmetric": (compressed(symmetric=False), "integers of 4 bits", 4),
-    "compressed-int3": (compressed(num_bits=3), "integers of 3 bits", 3),
-    "compressed-int8": (compressed(**INT8), "integers of 8 bits", 8),
-    "compressed-int8-asymmetric": (compressed(**INT8, symmetric=False), "integers of 8 bits", 8),
-    "compressed-fp8": (compressed(**FP8), "fp8", 8),
-    "compressed-fp8-in-blocks": (compressed(**FP8 | {"strategy": "block", "block_structure": [16, 16]}), "fp8", 8),
-    "compressed-fp8-of-a-matrix": (compressed(**FP8 | {"strategy": "tensor"}), "fp8", 8),
+def gguf_of_k(kind: Kind, down: Kind) -> Publish:
+    """A mixture, as llama.cpp's Q4_K_M is one."""
+    sizes = {"hidden_size": 256, "moe_intermediate_size": 256, "intermediate_size": 256}
+    model = build("qwen3_moe", **sizes, num_hidden_layers=1, mlp_only_layers=[])
+    return lambda path: gguf_files.publish(model, path.with_suffix(".gguf"), kind, down)
+
+
+CASES: dict[str, tuple[Publish, str]] = {
+    "awq": (awq, "integers of 4 bits"),
+    "gptq": (gptq(4), "integers of 4 bits"),
+    "gptq-v2-of-8-bits": (gptq(8, "gptq_v2"), "integers of 8 bits"),
+    "gptq-of-2-bits": (gptq(2), "integers of 2 bits"),
+    "gptq-in-any-order": (gptq(4, shuffled=True), "integers of 4 bits"),
+    "compressed-int4": (compressed(), "integers of 4 bits"),
+    "compressed-int4-asymmetric": (compressed(symmetric=False), "integers of 4 bits"),
+    "compressed-int3": (compressed(num_bits=3), "integers of 3 bits"),
+    "compressed-int8": (compressed(**INT8), "integers of 8 bits"),
+    "compressed-int8-asymmetric": (compressed(**INT8, symmetric=False), "integers of 8 bits"),
+    "compressed-fp8": (compressed(**FP8), "fp8"),
+    "compressed-fp8-in-blocks": (compressed(**FP8 | {"strategy": "block", "block_structure": [16, 16]}), "fp8"),
+    "compressed-fp8-of-a-matrix": (compressed(**FP8 | {"strategy": "tensor"}), "fp8"),
     **{
-        f"gguf-{kind.name}": (gguf(kind), f"ggml integers of {kind.name[1]} bits", int(kind.name[1]))
+        f"gguf-{kind.name}": (gguf(kind), f"ggml integers of {kind.name[1]} bits")
         for kind in (Kind.Q4_0, Kind.Q4_1, Kind.Q5_0, Kind.Q5_1, Kind.Q8_0)
     },
+    "gguf-Q4_K-and-Q6_K": (gguf_of_k(Kind.Q4_K, Kind.Q6_K), "ggml integers of 4 and 6 bits"),
+    "gguf-Q3_K-and-Q5_K": (gguf_of_k(Kind.Q3_K, Kind.Q5_K), "ggml integers of 3 and 5 bits"),
 }
-"""How a checkpoint is published, what its store says, and the bits of a number."""
+"""How a checkpoint is published, and what its store says."""
 
 
 class Case:
     def __init__(self, name: str, folder: Path) -> None:
-        publish, self.described, self.bits = CASES[name]
+        publish, self.described = CASES[name]
         self.path = publish(folder / "model")
         self.native, self.dequantised = (
             shard(open_source(self.path), folder / how, experts=how) for how in ("native", "dequantised")

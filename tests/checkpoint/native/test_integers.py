@@ -177,6 +177,8 @@ def test_what_cannot_be_encoded(changed: dict[str, torch.Tensor], words: str) ->
         ROUNDED.encode({name: part.unsqueeze(0) for name, part in parts_of().items()} | changed)
     with pytest.raises(Unencodable, match="12 columns, which 5 bits"):
         packed_rows(torch.zeros((2, 12), dtype=torch.uint8), 5)
+    with pytest.raises(Unencodable, match="number 16, which 4 bits"):
+        packed_rows(torch.full((2, 16), 16, dtype=torch.uint8), 4)
 
 
 @pytest.mark.parametrize(
