@@ -28,13 +28,14 @@ FORM_FORMAT = 1
 TENSOR_ALIGN = 64
 """Bytes. A tensor of a blob begins at a multiple of it."""
 
-_STORED = DTYPES | {"uint8": torch.uint8}
-"""dtypes in a blob; packed numbers are uint8."""
+_INTEGERS = {"uint8": torch.uint8, "int8": torch.int8, "int16": torch.int16}
+_STORED = DTYPES | _INTEGERS
+"""dtypes in a blob; integers are in encoded weights only."""
 
 
 def stored_name(dtype: torch.dtype) -> str:
     """The name of a dtype in a blob. Raises CheckpointError."""
-    return "uint8" if dtype == torch.uint8 else dtype_name(dtype)
+    return next((name for name, one in _INTEGERS.items() if one == dtype), None) or dtype_name(dtype)
 
 
 @dataclass(frozen=True)
@@ -173,6 +174,15 @@ class Manifest:
         length = layout_bytes(self.full[layer])
         blobs = tuple(Blob(expert * length, length, "") for expert in range(len(spec.blobs)))
         return LayerSpec(spec.module, spec.file, self.full[layer], blobs)
+
+    @property
+    def described(self) -> str:
+        """The encoding in words; empty where there is none."""
+        found = {
+            ENCODINGS[self.encoding].described(_shapes(full), _shapes(self.layers[number].tensors))
+            for number, full in self.full.items()
+        }
+        return " and ".join(sorted(found))
 
     @property
     def restored_bytes(self) -> int:

@@ -6,11 +6,14 @@ Source: Lin et al., "AWQ: Activation-aware Weight Quantization", 2023; casper-ha
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from checkpoint.formats.packed import PackedFormat
+from checkpoint.native.encoding import CODES, SCALES, Parts
+from checkpoint.native.encodings import INTEGERS
+from checkpoint.native.integers import ZEROS, packed_rows
 from scheduler.errors import UnsupportedFormatError
 
 if TYPE_CHECKING:
@@ -27,6 +30,7 @@ class Awq(PackedFormat):
     """`X.qweight` (int32 [in, out / 8]), `X.qzeros` (int32 [groups, out / 8]) and `X.scales` ([groups, out])."""
 
     words = needed = ("qweight", "qzeros", "scales")
+    encodings = (INTEGERS,)
 
     def check_settings(self) -> None:
         bits = self.setting("bits", self.setting("w_bit", _BITS))
@@ -48,6 +52,10 @@ class Awq(PackedFormat):
 
     def restore(self, parts: dict[str, torch.Tensor]) -> torch.Tensor:
         return restored(**parts)
+
+    def published(self, quantizer: Any, parts: dict[str, torch.Tensor], target: str) -> Parts:
+        numbers, zeros = (_columns(parts[word]).T.contiguous().view(torch.uint8) for word in ("qweight", "qzeros"))
+        return {CODES: packed_rows(numbers, _BITS), SCALES: parts["scales"].T, ZEROS: zeros}
 
 
 def restored(qweight: torch.Tensor, qzeros: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 
 from checkpoint.formats.unreadable import DAMAGED, unreadable
+from checkpoint.native.encoding import Parts, Unencodable
 from scheduler.errors import CorruptCheckpointError, UnsupportedFormatError
 
 if TYPE_CHECKING:
@@ -26,6 +27,9 @@ class PublishedFormat(ABC):
     operations: ClassVar[frozenset[str]] = frozenset()
     """Class names of the format's dequantising operations that keep dimension 0 as it is, so that rows of the parts
     give the same rows of the weight."""
+
+    encodings: ClassVar[tuple[str, ...]] = ()
+    """Names of those that keep experts of this format in their published numbers (`checkpoint/native/`)."""
 
     def __init__(self, name: str, settings: dict[str, Any], path: Path) -> None:
         """`name`: the `quant_method`. `settings`: config.json's `quantization_config`. `path`: the checkpoint."""
@@ -95,6 +99,17 @@ class PublishedFormat(ABC):
         value = next(iter(found.values()))
         result: torch.Tensor = value[0] if isinstance(value, list) else value
         return result.detach()
+
+    def encoding(self, quantizer: Any) -> str:
+        """The encoding of this checkpoint's experts, by its settings; empty where there is none."""
+        return self.encodings[0] if self.encodings else ""
+
+    def published(self, quantizer: Any, parts: dict[str, torch.Tensor], target: str) -> Parts:
+        """What a store keeps of a weight [out, in]: the parts of `encoding`, not dequantised, each with two dimensions.
+
+        `parts`: by word. `target`: the model's parameter that the weight is a part of. Raises Unencodable.
+        """
+        raise Unencodable(f"{self.name} has no encoding")
 
     def check(self, word: str, name: str, tensor: torch.Tensor) -> None:  # noqa: B027  (nothing to check by default)
         """Check the values of a part, before it is used. Raises CorruptCheckpointError with its name."""

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from checkpoint.formats.base import PublishedFormat, by_suffix
+from checkpoint.native.encodings import FP8
 from scheduler.errors import CorruptCheckpointError, UnsupportedFormatError
 
 if TYPE_CHECKING:
@@ -32,6 +33,7 @@ class BlockFp8(PublishedFormat):
     """`X.weight` (F8_E4M3 [rows, columns]) and `X.weight_scale_inv` (a scale for each block)."""
 
     operations = frozenset({"BlockDequantize"})
+    encodings = (FP8,)
 
     def __init__(self, name: str, settings: dict[str, Any], path: Any) -> None:
         super().__init__(name, settings, path)

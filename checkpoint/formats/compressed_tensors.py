@@ -11,6 +11,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from checkpoint.formats.base import PublishedFormat, by_suffix
+from checkpoint.native.encoding import CODES, SCALES, Parts, Unencodable
+from checkpoint.native.encodings import FP8, INTEGERS
+from checkpoint.native.integers import ZEROS, packed_rows
 from scheduler.errors import CorruptCheckpointError, UnsupportedFormatError
 
 if TYPE_CHECKING:
@@ -24,6 +27,8 @@ _READ = (
 
 class CompressedTensors(PublishedFormat):
     """`X.weight_packed` or `X.weight`, and `X.weight_scale`, `_zero_point`, `_global_scale`, `_shape` where needed."""
+
+    encodings = (INTEGERS, FP8)
 
     def make_quantizer(self, config: Any) -> Any:
         groups = self._groups()
@@ -81,6 +86,33 @@ class CompressedTensors(PublishedFormat):
     def check(self, word: str, name: str, tensor: torch.Tensor) -> None:
         if word.endswith("scale"):
             self.check_finite(name, tensor)
+
+    def encoding(self, quantizer: Any) -> str:
+        weights = quantizer.experts_scheme().weights
+        if weights.type == "int":
+            return INTEGERS
+        return FP8 if weights.num_bits == 8 else ""
+
+    def published(self, quantizer: Any, parts: dict[str, torch.Tensor], target: str) -> Parts:
+        weights, scale = quantizer.scheme(target).weights, parts["weight_scale"]
+        if "weight_global_scale" in parts:
+            raise Unencodable(f"{target} has a scale of scales")
+        if self.encoding(quantizer) == FP8:
+            return {CODES: parts["weight"].view(torch.uint8), SCALES: scale.float().view(-1, scale.shape[-1])}
+        numbers, zeros = quantizer.integers(parts, target)
+        scale = scale.view(-1, scale.shape[-1] if scale.dim() > 1 else 1).expand(len(numbers), -1)
+        found = {CODES: packed_rows(_unsigned(numbers, weights.num_bits), weights.num_bits), SCALES: scale}
+        if zeros is not None:
+            found[ZEROS] = _unsigned(zeros.view(-1, scale.shape[1]).expand(len(numbers), -1), weights.num_bits)
+        return found
+
+
+def _unsigned(numbers: torch.Tensor, bits: int) -> torch.Tensor:
+    """Of signed integers, whose least is 0 then. Raises Unencodable."""
+    found = numbers.short() + (1 << bits - 1)
+    if int(found.min()) < 0 or int(found.max()) >> bits:
+        raise Unencodable(f"integers from {int(numbers.min())} to {int(numbers.max())} have more than {bits} bits")
+    return found.to(torch.uint8)
 
 
 def _values(place: Place) -> tuple[int, ...]:

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from compressed_tensors.compressors import BaseCompressor
+from compressed_tensors.compressors.pack_quantized.helpers import unpack_from_int32
 from compressed_tensors.utils.match import match_name
 from transformers.integrations.compressed_tensors import get_dense_scheme, get_experts_scheme
 from transformers.quantizers.auto import register_quantization_config, register_quantizer
@@ -41,7 +42,7 @@ class PackedQuantizer(CompressedTensorsHfQuantizer):  # type: ignore[misc]
         if parts.keys() == {"weight"}:
             return parts["weight"]
         settings = self.compressor.quantization_config
-        scheme = self._scheme(target)
+        scheme = self.scheme(target)
         if _of_experts(target) and _is_fp8_scheme(scheme) and scheme.weights.strategy != "block":
             # As Transformers' own operation, to the last bit.
             return parts["weight"].float() * parts["weight_scale"].float()
@@ -49,11 +50,26 @@ class PackedQuantizer(CompressedTensorsHfQuantizer):  # type: ignore[misc]
         found: torch.Tensor = compressor.decompress(parts, scheme)["weight"]
         return found
 
-    def _scheme(self, target: str) -> Any:
+    def integers(self, parts: dict[str, torch.Tensor], target: str) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """The signed numbers of a weight [out, in], and its zero points [out, groups], if it has any."""
+        args, zeros = self.scheme(target).weights, parts.get("weight_zero_point")
+        if "weight_packed" not in parts:
+            return parts["weight"], zeros
+        shape = parts["weight_shape"].tolist()
+        if zeros is not None and not args.symmetric:
+            groups = (shape[0], parts["weight_scale"].shape[-1])
+            zeros = unpack_from_int32(zeros, args.num_bits, groups, packed_dim=0)
+        return unpack_from_int32(parts["weight_packed"], args.num_bits, shape), zeros
+
+    def experts_scheme(self) -> Any:
+        """The settings of the group that experts are in."""
+        return get_experts_scheme(self.compressor.quantization_config)
+
+    def scheme(self, target: str) -> Any:
         """The settings of the group that a layer is in, by the names and classes that the groups list."""
         settings = self.compressor.quantization_config
         if _of_experts(target):
-            return get_experts_scheme(settings)
+            return self.experts_scheme()
         groups = list(settings.config_groups.values())
         for group in groups:
             if any(match_name(target.rpartition(".")[0], name) for name in group.targets):

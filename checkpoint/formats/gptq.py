@@ -7,11 +7,14 @@ AutoGPTQ/AutoGPTQ, its module `auto_gptq.nn_modules.qlinear.qlinear_cuda_old`.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from checkpoint.formats.packed import PackedFormat
+from checkpoint.native.encoding import CODES, SCALES, Parts
+from checkpoint.native.encodings import INTEGERS
+from checkpoint.native.integers import ORDER, ZEROS, packed_rows
 from scheduler.errors import UnsupportedFormatError
 
 if TYPE_CHECKING:
@@ -27,6 +30,7 @@ class Gptq(PackedFormat):
     out]) and `X.g_idx` (int32 [in], the group of each input)."""
 
     words = needed = ("qweight", "qzeros", "scales", "g_idx")
+    encodings = (INTEGERS,)
 
     def check_settings(self) -> None:
         bits = self.setting("bits", 4)
@@ -50,7 +54,21 @@ class Gptq(PackedFormat):
         return parts["qweight"].shape[1], parts["g_idx"].shape[0]
 
     def restore(self, parts: dict[str, torch.Tensor]) -> torch.Tensor:
-        return restored(**parts, added=_LAYOUTS[self.setting("checkpoint_format", "gptq")])
+        return restored(**parts, added=self._added)
+
+    @property
+    def _added(self) -> int:
+        return _LAYOUTS[self.setting("checkpoint_format", "gptq")]
+
+    def published(self, quantizer: Any, parts: dict[str, torch.Tensor], target: str) -> Parts:
+        order = _groups(parts["g_idx"], len(parts["scales"]))
+        numbers, zeros, bits = _numbers(parts["qweight"], parts["qzeros"], len(order), self._added)
+        found = {CODES: packed_rows(numbers.to(torch.uint8), bits), SCALES: parts["scales"].T}
+        found[ZEROS] = zeros.T.to(torch.uint8)
+        size, rest = divmod(len(order), len(parts["scales"]))
+        if self.setting("desc_act", False) or rest or not torch.equal(order, torch.arange(len(order)) // size):
+            found[ORDER] = order.unsqueeze(0)
+        return found
 
 
 def restored(
@@ -61,13 +79,27 @@ def restored(
     `added` to a stored zero point, which stays in its bits: AutoGPTQ stores one less. Raises ValueError for a group
     that does not exist.
     """
-    bits = 32 * len(qweight) // len(g_idx)
-    values = unpacked(qweight.T.contiguous(), bits).T  # [in, out]
-    zeros = (unpacked(qzeros, bits) + added) & (2**bits - 1)  # [groups, out]
-    group = g_idx.long()
-    if not 0 <= int(group.min()) <= int(group.max()) < len(scales):
-        raise ValueError(f"g_idx holds groups {int(group.min())} to {int(group.max())}, there are {len(scales)}")
+    numbers, zeros, _ = _numbers(qweight, qzeros, len(g_idx), added)
+    values = numbers.T  # [in, out]
+    group = _groups(g_idx, len(scales))
     return ((values - zeros[group]) * scales[group]).T.contiguous()
+
+
+def _groups(g_idx: torch.Tensor, count: int) -> torch.Tensor:
+    """The group of each input, int64 [in]. Raises ValueError for a group that does not exist."""
+    group = g_idx.long()
+    if not 0 <= int(group.min()) <= int(group.max()) < count:
+        raise ValueError(f"g_idx holds groups {int(group.min())} to {int(group.max())}, there are {count}")
+    return group
+
+
+def _numbers(
+    qweight: torch.Tensor, qzeros: torch.Tensor, inputs: int, added: int
+) -> tuple[torch.Tensor, torch.Tensor, int]:
+    """Numbers [out, in], zero points [groups, out], and their bits."""
+    bits = 32 * len(qweight) // inputs
+    zeros = (unpacked(qzeros, bits) + added) & (2**bits - 1)
+    return unpacked(qweight.T.contiguous(), bits), zeros, bits
 
 
 def unpacked(packed: torch.Tensor, bits: int) -> torch.Tensor:

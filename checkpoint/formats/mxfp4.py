@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from checkpoint.formats.base import PublishedFormat, by_suffix
+from checkpoint.native.encodings import MXFP4
 from scheduler.errors import CorruptCheckpointError
 
 if TYPE_CHECKING:
@@ -24,6 +25,7 @@ class Mxfp4(PublishedFormat):
     """`X_blocks` (uint8 [E, rows, blocks, 16], two values a byte) and `X_scales` (uint8 [E, rows, blocks])."""
 
     operations = frozenset({"Mxfp4Dequantize"})
+    encodings = (MXFP4,)
 
     def make_quantizer(self, config: Any) -> Any:
         from transformers.quantizers.quantizer_mxfp4 import Mxfp4HfQuantizer

@@ -1,17 +1,17 @@
 """What an encoding is: how a store keeps an expert's published numbers, and how parameters are restored from them.
 
-A weight NAME of an encoded expert becomes two tensors of the blob, `NAME.codes` and `NAME.scales`. Other parameters,
-such as biases, stay as they are. An encoding loses nothing: restored parameters have the bits of those that
-Transformers dequantises. It may put numbers into another order than the publisher, so that restoring writes each
-parameter from its first value to its last.
+A weight NAME of an encoded expert becomes some tensors of the blob, its *parts*: `NAME.codes`, `NAME.scales`, and what
+else its encoding needs. Other parameters, such as biases, stay as they are. An encoding loses nothing: restored
+parameters have the bits of the dequantised ones. It may put numbers into another order than the publisher, so that
+restoring writes each parameter from its first value to its last.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
-from typing import ClassVar
+from typing import ClassVar, TypeVar
 
 import torch
 
@@ -23,14 +23,19 @@ CODES, SCALES = "codes", "scales"
 Shapes = dict[str, tuple[str, tuple[int, ...]]]
 """Tensors by name: dtype and shape."""
 
-CheckWeight = tuple[tuple[int, int], torch.Tensor, torch.Tensor]
-"""Shape, codes and scales."""
+Parts = Mapping[str, torch.Tensor]
+"""Tensors of one weight, by the names that `Encoding.parts` lists."""
+
+CheckWeight = tuple[tuple[int, int], Parts]
+"""Shape and parts."""
 
 PIECE = 1 << 17
 """Values that a CPU restores at a time: as many as fit into its second cache, with what they are made from."""
 
 DEVICE_PIECE = 1 << 24
 _ALIGN = 64
+
+Found = TypeVar("Found")
 
 
 class Unencodable(ValueError):
@@ -40,13 +45,20 @@ class Unencodable(ValueError):
 class Encoding(ABC):
     """One encoding. It has no state."""
 
-    name: ClassVar[str]
+    name: str
     table_bytes: ClassVar[int] = 0
     """Bytes of tables that restoring reads. All who restore on a device share them."""
+    parts: ClassVar[tuple[str, ...]] = (CODES, SCALES)
+    """Of each encoded weight."""
+    more_parts: ClassVar[tuple[str, ...]] = ()
+    """Of some encoded weights."""
+    compiled_dtypes: ClassVar[tuple[torch.dtype, ...]] = (torch.bfloat16,)
+    """Of the weights that the compiled routine restores."""
 
     @abstractmethod
-    def encode(self, numbers: torch.Tensor, scales: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """The codes and scales, each [n, ...], of one weight of n experts, from the published tensors.
+    def encode(self, published: Parts) -> dict[str, torch.Tensor]:
+        """The parts of one weight of n experts, each [n, ...], from the published numbers, scales and so on under the
+        same names.
 
         Raises Unencodable.
         """
@@ -56,18 +68,19 @@ class Encoding(ABC):
         """Bytes of scratch memory for restoring a weight of this shape, about `piece` values at a time."""
 
     @abstractmethod
-    def restore(
-        self, target: torch.Tensor, codes: torch.Tensor, scales: torch.Tensor, scratch: torch.Tensor, piece: int
-    ) -> None:
-        """Fill `target`, the rows of a weight that some rows of `scales` multiply, and that is contiguous.
+    def restore(self, target: torch.Tensor, parts: Parts, scratch: torch.Tensor, piece: int) -> None:
+        """Fill `target`, the rows of a weight that some rows of scales multiply, and that is contiguous.
 
-        `codes`: theirs. `scratch`: uint8, at least `scratch_bytes` long. With torch alone: on a GPU, and where no
+        `parts`: theirs. `scratch`: uint8, at least `scratch_bytes` long. With torch alone: on a GPU, and where no
         compiled routine restores.
         """
 
     @abstractmethod
-    def routine(self) -> Routine:
-        """The compiled routine for bfloat16, unchecked. It may raise what numba raises, also at its first call."""
+    def routine(self, dtype: torch.dtype = torch.bfloat16) -> Routine:
+        """The compiled routine for weights of a dtype, one of `compiled_dtypes`, unchecked.
+
+        It may raise what numba raises, also at its first call.
+        """
 
     @abstractmethod
     def restores_compiled(self, shape: tuple[int, ...]) -> bool:
@@ -78,10 +91,12 @@ class Encoding(ABC):
         """Weights with all numbers, and with scales from the least to the largest, in each dtype of scales."""
 
     @abstractmethod
-    def fits_weight(
-        self, shape: tuple[int, ...], codes: tuple[str, tuple[int, ...]], scales: tuple[str, tuple[int, ...]]
-    ) -> bool:
-        """Whether a weight of this shape can be restored from codes and scales of these dtypes and shapes."""
+    def fits_weight(self, shape: tuple[int, ...], parts: Shapes) -> bool:
+        """Whether a weight of this shape can be restored from such parts. None of those that each has is missing."""
+
+    def described(self, full: Shapes, native: Shapes) -> str:
+        """The encoding's name, with what these parameters in these tensors say of it."""
+        return self.name
 
     def fits(self, full: Shapes, native: Shapes) -> bool:
         """Whether the parameters `full` can be restored from a blob with the tensors `native`."""
@@ -91,10 +106,17 @@ class Encoding(ABC):
                 if rest.pop(name) != parameter:
                     return False
                 continue
-            codes, scales = rest.pop(f"{name}.{CODES}", None), rest.pop(f"{name}.{SCALES}", None)
-            if codes is None or scales is None or not self.fits_weight(parameter[1], codes, scales):
+            parts = self.parts_of(name, rest)
+            for part in parts:
+                del rest[f"{name}.{part}"]
+            if any(part not in parts for part in self.parts) or not self.fits_weight(parameter[1], parts):
                 return False
         return not rest
+
+    def parts_of(self, name: str, tensors: Mapping[str, Found]) -> dict[str, Found]:
+        """The parts of a weight among the tensors of a blob."""
+        names = ((part, f"{name}.{part}") for part in (*self.parts, *self.more_parts))
+        return {part: tensors[full] for part, full in names if full in tensors}
 
     def restore_into(
         self, full: dict[str, torch.Tensor], native: dict[str, torch.Tensor], scratch: torch.Tensor
@@ -106,34 +128,38 @@ class Encoding(ABC):
             if name in native:
                 target.copy_(native[name])
                 continue
-            codes, scales = native[f"{name}.{CODES}"], native[f"{name}.{SCALES}"]
+            parts = self.parts_of(name, native)
             routine = self._routine_of(target)
             restore = routine or partial(self.restore, piece=piece)
-            parts = [partial(restore, *part) for part in _parts(target, codes, scales, scratch)]
-            if len(parts) == 1 and (torch.get_num_threads() == 1 or scratch.device.type != "cpu"):
-                parts[0]()
-            else:
-                together(parts, with_caller=routine is not None)
+            for shares in self.shares(target, parts, len(scratch)):
+                jobs = [partial(restore, *share, scratch[number]) for number, share in enumerate(shares)]
+                if len(jobs) == 1 and (torch.get_num_threads() == 1 or scratch.device.type != "cpu"):
+                    jobs[0]()
+                else:
+                    together(jobs, with_caller=routine is not None)
+
+    def shares(self, target: torch.Tensor, parts: Parts, threads: int) -> Iterator[list[tuple[torch.Tensor, Parts]]]:
+        """A weight's shares for threads that restore it together. What is yielded later is restored later."""
+        yield shares_of_rows(target, parts, threads)
 
     def checked_routine(self, dtype: torch.dtype) -> Routine | None:
         """The compiled routine for weights of this dtype on a CPU, compared with `restore`. None: `restore` is used."""
-        if dtype is not torch.bfloat16:
+        if dtype not in self.compiled_dtypes:
             return None
-        return checked_routine(self.name, self.routine, self.is_equal)
+        name = self.name if self.compiled_dtypes == (dtype,) else f"{self.name} in {dtype}"
+        return checked_routine(name, partial(self.routine, dtype), partial(self.is_equal, dtype=dtype))
 
-    def is_equal(self, routine: Routine) -> bool:
+    def is_equal(self, routine: Routine, dtype: torch.dtype = torch.bfloat16) -> bool:
         """Whether a routine gives the bits of `restore` for `check_weights`."""
-        return all(self._has_same_bits(routine, *weight) for weight in self.check_weights())
+        return all(self._has_same_bits(routine, dtype, *weight) for weight in self.check_weights())
 
-    def _has_same_bits(
-        self, routine: Routine, shape: tuple[int, int], codes: torch.Tensor, scales: torch.Tensor
-    ) -> bool:
+    def _has_same_bits(self, routine: Routine, dtype: torch.dtype, shape: tuple[int, int], parts: Parts) -> bool:
         piece = shape[0] * shape[1]
         scratch = torch.empty(self.scratch_bytes(shape, piece), dtype=torch.uint8)
-        found, expected = torch.empty(2, *shape, dtype=torch.bfloat16)
-        routine(found, codes, scales, scratch)
-        self.restore(expected, codes, scales, scratch, piece)
-        return torch.equal(found.view(torch.int16), expected.view(torch.int16))
+        found, expected = torch.empty(2, *shape, dtype=dtype)
+        routine(found, parts, scratch)
+        self.restore(expected, parts, scratch, piece)
+        return torch.equal(found.view(torch.uint8), expected.view(torch.uint8))
 
     def _routine_of(self, target: torch.Tensor) -> Routine | None:
         if target.device.type != "cpu" or not self.restores_compiled(tuple(target.shape)):
@@ -149,17 +175,22 @@ class Encoding(ABC):
         return threads if device == "cpu" else 1, round_up(each, _ALIGN)
 
 
-def _parts(
-    target: torch.Tensor, codes: torch.Tensor, scales: torch.Tensor, scratch: torch.Tensor
-) -> Iterator[tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]]:
-    """A part of a weight for each thread: target, codes, scales, scratch. Fewer where it has fewer rows of scales."""
-    blocks, codes = scales.shape[0], codes.view(-1)
-    each = -(-blocks // len(scratch))
-    for number, first in enumerate(range(0, blocks, each)):
+def shares_of_rows(target: torch.Tensor, parts: Parts, threads: int) -> list[tuple[torch.Tensor, Parts]]:
+    """A share of the rows for each thread. Fewer shares where there are fewer rows of scales.
+
+    A part with as many rows as the scales, or the codes, is divided; any other is everybody's.
+    """
+    blocks = parts[SCALES].shape[0]
+    each = -(-blocks // threads)
+    height, codes = target.shape[0] // blocks, parts[CODES].view(-1)
+    places = codes.numel() // blocks
+    shares: list[tuple[torch.Tensor, Parts]] = []
+    for first in range(0, blocks, each):
         last = min(first + each, blocks)
-        rows, places = target.shape[0] // blocks, codes.numel() // blocks
-        part = target[first * rows : last * rows]
-        yield part, codes[first * places : last * places], scales[first:last], scratch[number]
+        theirs = {name: part[first:last] if len(part) == blocks else part for name, part in parts.items()}
+        theirs[CODES] = codes[first * places : last * places]
+        shares.append((target[first * height : last * height], theirs))
+    return shares
 
 
 def first_bytes(scratch: torch.Tensor, nbytes: int) -> torch.Tensor:

@@ -7,7 +7,17 @@ from __future__ import annotations
 
 import torch
 
-from checkpoint.native.encoding import CheckWeight, Encoding, Unencodable, first_bytes, rows_at_once
+from checkpoint.native.encoding import (
+    CODES,
+    SCALES,
+    CheckWeight,
+    Encoding,
+    Parts,
+    Shapes,
+    Unencodable,
+    first_bytes,
+    rows_at_once,
+)
 from checkpoint.native.routine_check import Routine
 
 _NAN = 0x7F
@@ -33,11 +43,12 @@ class Fp8(Encoding):
 
     name = "fp8"
 
-    def encode(self, numbers: torch.Tensor, scales: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """`numbers`: E4M3 or uint8 [n, rows, columns]; `scales`: [n, grid rows, grid columns]."""
+    def encode(self, published: Parts) -> dict[str, torch.Tensor]:
+        """Codes: E4M3 or uint8 [n, rows, columns]; scales: [n, grid rows, grid columns]."""
+        numbers, scales = published[CODES], published[SCALES]
         if numbers.dtype not in (torch.float8_e4m3fn, torch.uint8) or numbers.dim() != 3 or scales.dim() != 3:
             raise Unencodable(f"a weight is {numbers.dtype} {list(numbers.shape)}, not blocks of E4M3")
-        if any(of % parts for of, parts in zip(numbers.shape, scales.shape, strict=True)):
+        if any(of % count for of, count in zip(numbers.shape, scales.shape, strict=True)):
             raise Unencodable(f"a grid of {list(scales.shape)} scales does not divide a weight {list(numbers.shape)}")
         codes = numbers.view(torch.uint8)
         if int((codes & _NAN).max()) == _NAN:
@@ -50,24 +61,21 @@ class Fp8(Encoding):
             largest = float(scales.abs().max()) if scales.numel() else 0.0
         if not largest < _MOST_SCALE:
             raise Unencodable(f"a scale is {largest:g}; allowed: less than {_MOST_SCALE:g}")
-        return codes, scales
+        return {CODES: codes, SCALES: scales}
 
-    def fits_weight(
-        self, shape: tuple[int, ...], codes: tuple[str, tuple[int, ...]], scales: tuple[str, tuple[int, ...]]
-    ) -> bool:
-        kind, grid = scales
+    def fits_weight(self, shape: tuple[int, ...], parts: Shapes) -> bool:
+        kind, grid = parts[SCALES]
         if len(shape) != 2 or len(grid) != 2 or not all(grid) or kind not in ("float32", "uint8"):
             return False
-        return codes == ("uint8", shape) and not any(of % parts for of, parts in zip(shape, grid, strict=True))
+        return parts[CODES] == ("uint8", shape) and not any(of % count for of, count in zip(shape, grid, strict=True))
 
     def scratch_bytes(self, shape: tuple[int, ...], piece: int) -> int:
         # At most: as many rows of factors as of values.
         rows = min(max(piece // max(shape[1], 1), 1), shape[0])
         return rows * shape[1] * (4 + 4 + 2)
 
-    def restore(
-        self, target: torch.Tensor, codes: torch.Tensor, scales: torch.Tensor, scratch: torch.Tensor, piece: int
-    ) -> None:
+    def restore(self, target: torch.Tensor, parts: Parts, scratch: torch.Tensor, piece: int) -> None:
+        codes, scales = parts[CODES], parts[SCALES]
         rows, columns = target.shape
         block = rows // scales.shape[0]
         step = rows_at_once(rows, block, columns, piece)
@@ -75,9 +83,9 @@ class Fp8(Encoding):
         end = 4 * (most + blocks * columns)
         products, factors = scratch[:end].view(torch.float32).tensor_split([most])
         halves = scratch[end : end + 2 * most].view(torch.int16)
-        parts = zip(target.split(step), codes.view(torch.int8).view(target.shape).split(step), strict=True)
+        pieces = zip(target.split(step), codes.view(torch.int8).view(target.shape).split(step), strict=True)
         factor = factors
-        for number, (part, code) in enumerate(parts):
+        for number, (part, code) in enumerate(pieces):
             first, inside = divmod(number * step, block)
             if not inside:
                 here = scales[first : first + blocks]
@@ -91,10 +99,11 @@ class Fp8(Encoding):
             if product is not part:
                 part.copy_(product)
 
-    def routine(self) -> Routine:
+    def routine(self, dtype: torch.dtype = torch.bfloat16) -> Routine:
         from checkpoint.native import routines  # loads numba: not before an expert is to be restored
 
-        def restore(target: torch.Tensor, codes: torch.Tensor, scales: torch.Tensor, scratch: torch.Tensor) -> None:
+        def restore(target: torch.Tensor, parts: Parts, scratch: torch.Tensor) -> None:
+            codes, scales = parts[CODES], parts[SCALES]
             factors, grid = first_bytes(scratch, 4 * target.shape[1]).view(torch.float32), _floats(scales)
             of_rows = codes.view(target.shape)
             routines.fp8(target.view(torch.uint16).numpy(), of_rows.numpy(), grid.numpy(), factors.numpy())
@@ -111,7 +120,7 @@ class Fp8(Encoding):
         codes = codes[codes & _NAN != _NAN].repeat(16 * 32).view(16, -1, 2, 127).transpose(1, 2)
         shape = (16 * 2, 32 * 127)
         of_e8m0 = (torch.arange(scales.numel()) % (_LARGEST_E8M0 + 1)).to(torch.uint8).view(scales.shape)
-        return [(shape, codes.reshape(shape), grid) for grid in (scales, of_e8m0)]
+        return [(shape, {CODES: codes.reshape(shape), SCALES: grid}) for grid in (scales, of_e8m0)]
 
 
 def _floats(scales: torch.Tensor) -> torch.Tensor:

@@ -12,7 +12,17 @@ from functools import cache
 
 import torch
 
-from checkpoint.native.encoding import CheckWeight, Encoding, Unencodable, first_bytes, rows_at_once
+from checkpoint.native.encoding import (
+    CODES,
+    SCALES,
+    CheckWeight,
+    Encoding,
+    Parts,
+    Shapes,
+    Unencodable,
+    first_bytes,
+    rows_at_once,
+)
 from checkpoint.native.product_scratch import PRODUCT_SCRATCH
 from checkpoint.native.routine_check import Routine
 
@@ -39,8 +49,9 @@ class Mxfp4(Encoding):
     name = "mxfp4"
     table_bytes = 8 << 16
 
-    def encode(self, numbers: torch.Tensor, scales: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """`numbers`: uint8 [n, out, in / 32, 16], the earlier value in the low bits; `scales`: uint8, one a block."""
+    def encode(self, published: Parts) -> dict[str, torch.Tensor]:
+        """Codes: uint8 [n, out, in / 32, 16], the earlier value in the low bits; scales: uint8, one a block."""
+        numbers, scales = published[CODES], published[SCALES]
         if numbers.dim() != 4 or numbers.shape[-1] != BLOCK // 2 or numbers.shape[:-1] != scales.shape:
             raise Unencodable(f"blocks {list(numbers.shape)} and scales {list(scales.shape)} are not those of MXFP4")
         if numbers.dtype != torch.uint8 or scales.dtype != torch.uint8:
@@ -48,28 +59,26 @@ class Mxfp4(Encoding):
         if bool((scales == _NAN).any()):
             raise Unencodable("a scale is NaN")
         count, out = numbers.shape[:2]
-        published = numbers.reshape(count, out, -1).transpose(1, 2)  # [n, in / 2, out], a byte for each two of `in`
-        values = torch.empty((count, published.shape[1], 2, out), dtype=torch.uint8)
-        torch.bitwise_and(published, 15, out=values[:, :, 0])
-        torch.bitwise_right_shift(published, 4, out=values[:, :, 1])
+        inputs = numbers.reshape(count, out, -1).transpose(1, 2)  # [n, in / 2, out], a byte for each two of `in`
+        values = torch.empty((count, inputs.shape[1], 2, out), dtype=torch.uint8)
+        torch.bitwise_and(inputs, 15, out=values[:, :, 0])
+        torch.bitwise_right_shift(inputs, 4, out=values[:, :, 1])
         pairs = values.view(count, -1, 2)
-        return pairs[..., 0] | pairs[..., 1] << 4, scales.transpose(1, 2).contiguous()
+        return {CODES: pairs[..., 0] | pairs[..., 1] << 4, SCALES: scales.transpose(1, 2).contiguous()}
 
-    def fits_weight(
-        self, shape: tuple[int, ...], codes: tuple[str, tuple[int, ...]], scales: tuple[str, tuple[int, ...]]
-    ) -> bool:
+    def fits_weight(self, shape: tuple[int, ...], parts: Shapes) -> bool:
         if len(shape) != 2 or shape[0] % BLOCK:
             return False
-        return codes == ("uint8", (math.prod(shape) // 2,)) and scales == ("uint8", (shape[0] // BLOCK, shape[1]))
+        codes, scales = ("uint8", (math.prod(shape) // 2,)), ("uint8", (shape[0] // BLOCK, shape[1]))
+        return parts == {CODES: codes, SCALES: scales}
 
     def scratch_bytes(self, shape: tuple[int, ...], piece: int) -> int:
         rows, columns = shape
         count = rows_at_once(rows, BLOCK, columns, piece, _PER_WORD) * columns
         return max(2 * count + count // _PER_WORD * 4 + rows // BLOCK * columns * 2, PRODUCT_SCRATCH)
 
-    def restore(
-        self, target: torch.Tensor, codes: torch.Tensor, scales: torch.Tensor, scratch: torch.Tensor, piece: int
-    ) -> None:
+    def restore(self, target: torch.Tensor, parts: Parts, scratch: torch.Tensor, piece: int) -> None:
+        codes, scales = parts[CODES], parts[SCALES]
         rows, columns = target.shape
         step = rows_at_once(rows, BLOCK, columns, piece, _PER_WORD)
         lookup, words = values_of_words(target.device), codes.view(torch.uint16)
@@ -93,12 +102,13 @@ class Mxfp4(Encoding):
             else:
                 part.copy_(found.mul_(factor))
 
-    def routine(self) -> Routine:
+    def routine(self, dtype: torch.dtype = torch.bfloat16) -> Routine:
         from checkpoint.native import routines  # loads numba: not before an expert is to be restored
 
         table = _bits_of_values().numpy()
 
-        def restore(target: torch.Tensor, codes: torch.Tensor, scales: torch.Tensor, scratch: torch.Tensor) -> None:
+        def restore(target: torch.Tensor, parts: Parts, scratch: torch.Tensor) -> None:
+            codes, scales = parts[CODES], parts[SCALES]
             rows, columns = target.shape
             factors = first_bytes(scratch, 2 * columns).view(torch.uint32)
             of_rows = codes.view(rows, columns // 2)
@@ -115,7 +125,7 @@ class Mxfp4(Encoding):
         shape = (BLOCK * len(grid), len(scales))
         places = torch.arange(shape[0]).unsqueeze(1) + torch.arange(shape[1])  # all numbers in each block
         values = (places % 16).to(torch.uint8).view(-1, 2)
-        return [(shape, values[:, 0] | values[:, 1] << 4, grid)]
+        return [(shape, {CODES: values[:, 0] | values[:, 1] << 4, SCALES: grid})]
 
 
 def _bits_of_values() -> torch.Tensor:

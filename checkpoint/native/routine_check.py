@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 import torch
 
-Routine = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], None]
-"""As `Encoding.restore` on a CPU, without a size of pieces: target, codes, scales, scratch."""
+Routine = Callable[[torch.Tensor, Mapping[str, torch.Tensor], torch.Tensor], None]
+"""As `Encoding.restore` on a CPU, without a size of pieces: target, parts, scratch."""
 
 Found = TypeVar("Found")
 

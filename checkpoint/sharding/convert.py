@@ -13,6 +13,7 @@ from checkpoint import family
 from checkpoint.formats.published import published_format
 from checkpoint.place import Place
 from checkpoint.sharding.model_directory import cure
+from checkpoint.sharding.published_numbers import published_parts
 from checkpoint.sharding.quantised_weight import QuantisedWeight
 from checkpoint.sharding.source import Source
 from checkpoint.sharding.weights import DTYPES, Dense, places
@@ -109,6 +110,7 @@ class Conversion:
         self.words: dict[str, str] = {}
         self.targets: dict[str, str] = {}
         self.dtypes: dict[str, torch.dtype] = {}
+        self.quantizer: Any = None
         self.groups: dict[int, dict[tuple[str, str | None], Group]] = {layer: {} for layer in self.modules}
         self.dense: Mapping[str, Dense] = {}
         self._find()
@@ -226,6 +228,19 @@ class Conversion:
                 yield Part(layer, 0, count, whole, True)
                 return
             yield Part(layer, first, last, {key: place for places in known for key, place in places.items()})
+
+    def encoding(self) -> str:
+        """The encoding in which a store can keep the experts as published; empty where there is none."""
+        return self.format.encoding(self.quantizer) if self.format else ""
+
+    def published(
+        self, target: str, groups: Mapping[str | None, Group], tensors: dict[str, torch.Tensor]
+    ) -> Mapping[str, torch.Tensor]:
+        """The published numbers, scales and so on of the parameter `target` of some experts, each [n, ...].
+
+        `groups`: its tensors, by the rule's patterns. Raises Unencodable.
+        """
+        return published_parts(self, target, groups, tensors)
 
     def check(self, tensors: dict[str, torch.Tensor]) -> None:
         """Check the values of published tensors. Raises CorruptCheckpointError."""

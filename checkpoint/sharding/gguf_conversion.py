@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
+from checkpoint.formats.gguf_blocks import published_blocks, quantised_kind
 from checkpoint.formats.gguf_file import gguf_tokenizer, has_tokenizer
 from checkpoint.formats.gguf_weights import GgufWeights, gguf_weights
 from checkpoint.formats.unreadable import DAMAGED, unreadable
+from checkpoint.native.encoding import Unencodable
+from checkpoint.native.encodings import GGML_INTEGERS
 from checkpoint.place import Place
 from checkpoint.sharding.convert import Conversion, Group, Part
 from checkpoint.sharding.model_directory import cure
@@ -71,7 +74,7 @@ class GgufWeight:
 
 
 class GgufConversion(Conversion):
-    """As `Conversion`, of a GGUF file. All its experts are stored dequantised."""
+    """As `Conversion`, of a GGUF file. `words`: the types of its quantised tensors of experts."""
 
     def _find(self) -> None:
         if self.source.gguf is None:
@@ -87,6 +90,13 @@ class GgufConversion(Conversion):
             else:
                 dense.setdefault(target, {})[name] = place
         self.dense = {target: GgufWeight(target, parts, self.weights) for target, parts in dense.items()}
+        self.words = {
+            name: kind
+            for groups in self.groups.values()
+            for group in groups.values()
+            for name in group.places
+            if (kind := quantised_kind(self.weights.file.tensors[name].kind))
+        }
         experts = {target: group.places for groups in self.groups.values() for (target, _), group in groups.items()}
         self._check_whole(dense | experts)
         if has_tokenizer(self.source.path):
@@ -109,6 +119,21 @@ class GgufConversion(Conversion):
                     f"{self.source.path} holds {described} for {target}, which its settings want as "
                     f"{list(parameter.shape)}; {cure(self.source.path)}"
                 )
+
+    def encoding(self) -> str:
+        """See `Conversion.encoding`."""
+        return GGML_INTEGERS
+
+    def published(
+        self, target: str, groups: Mapping[str | None, Group], tensors: dict[str, torch.Tensor]
+    ) -> dict[str, torch.Tensor]:
+        """See `Conversion.published`. The rows of a gate are before those of its up-projection."""
+        names = sorted(name for group in groups.values() for name in group.places)  # ffn_gate_exps, ffn_up_exps
+        found = [published_blocks(self.weights.file.tensors[name].kind, tensors[name]) for name in names]
+        layouts = {tuple((part, value.dtype, value.shape[2:]) for part, value in one.items()) for one in found}
+        if len(layouts) > 1:
+            raise Unencodable(f"{target} is in {' and '.join(self.words.get(name, 'floats') for name in names)}")
+        return {part: torch.cat([one[part] for one in found], dim=1) for part in found[0]}
 
     def convert(self, part: Part, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """See `Conversion.convert`."""

@@ -8,22 +8,17 @@ each layer is encoded, restored, and compared with what Transformers makes of it
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
-from checkpoint.formats.unreadable import is_out_of_memory, unreadable
 from checkpoint.manifest import stored_name
-from checkpoint.native.encoding import CODES, SCALES, Encoding, Unencodable
-from checkpoint.native.encodings import encoding_of
+from checkpoint.native.encoding import Encoding, Unencodable
+from checkpoint.native.encodings import ENCODINGS
 from checkpoint.sharding.convert import Conversion, Group, Part
 from checkpoint.sharding.model_directory import cure
 from checkpoint.sharding.weights import buffer_bytes, finite, read
 from checkpoint.tensors import aligned_buffer
 from scheduler.errors import CorruptCheckpointError
-
-NUMBERS_AND_SCALES = {"mxfp4": ("_blocks", "_scales"), "fp8": ("", "_scale_inv")}
-"""How the names of a weight's two tensors end, by encoding."""
 
 Tensors = dict[str, torch.Tensor]
 
@@ -57,6 +52,7 @@ class NativeExperts:
         full = self.full[part.layer]
         try:
             found = _encoded(plan, part, tensors, self.encoding, {key: value.dtype for key, value in full.items()})
+            _check_layout(found, self.examples[part.layer])
         except Unencodable as error:
             raise CorruptCheckpointError(
                 f"{plan.source.path}: an expert from {part.first} to {part.last - 1} of "
@@ -81,23 +77,32 @@ def plan_native(plan: Conversion, wanted: bool) -> NativeExperts:
 
     All of it, or nothing. Raises CheckpointError.
     """
-    encoding = encoding_of(plan.format.name) if plan.format and wanted else None
-    if encoding is None:
+    if not wanted or not (plan.format or plan.words):
         return NativeExperts(None, {}, {})
+    layers = [layer for layer in plan.layers if _is_encoded(plan, layer)]
+    if not layers:
+        return NativeExperts(None, {}, {}, "the checkpoint has no quantised experts")
+    encoding = ENCODINGS.get(plan.encoding())
+    if encoding is None:
+        return NativeExperts(None, {}, {}, "there is no encoding for this format")
     examples: dict[int, Tensors] = {}
     full: dict[int, Tensors] = {}
-    for layer in plan.layers:
-        if not _is_encoded(plan, layer):
-            continue
+    for layer in layers:
         try:
             _check_alike(plan, layer)
             tried = _tried(plan, layer, encoding)
             full[layer], examples[layer] = ({key: value.to("meta") for key, value in one.items()} for one in tried)
         except Unencodable as error:
             return NativeExperts(None, {}, {}, f"{plan.modules[layer][0]}: {error}")
-    if not full:
-        return NativeExperts(None, {}, {}, "the checkpoint has no quantised experts")
     return NativeExperts(encoding, examples, full)
+
+
+def _check_layout(tensors: Tensors, example: Tensors) -> None:
+    """Raises Unencodable where an expert's tensors are not laid out as those of the first."""
+    found, expected = ({key: (one.dtype, one.shape[1:]) for key, one in some.items()} for some in (tensors, example))
+    if found != expected:
+        other = next(key for key in {**found, **expected} if found.get(key) != expected.get(key))
+        raise Unencodable(f"{other} is {found.get(other, 'missing')}, of the first {expected.get(other, 'missing')}")
 
 
 def _is_encoded(plan: Conversion, layer: int) -> bool:
@@ -149,8 +154,8 @@ def _encoded(
         target = f"{plan.modules[part.layer][0]}.{key}"
         groups = {pattern: group for (name, pattern), group in plan.groups[part.layer].items() if name == target}
         if any(name in plan.words for group in groups.values() for name in group.places):
-            numbers, scales = _by_the_rule(plan, target, groups, tensors, encoding.name)
-            found[f"{key}.{CODES}"], found[f"{key}.{SCALES}"] = encoding.encode(numbers, scales)
+            parts = encoding.encode(plan.published(target, groups, tensors))
+            found |= {f"{key}.{name}": part for name, part in parts.items()}
         else:
             found[key] = _plain(key, groups, tensors).to(dtype)
     return found
@@ -161,55 +166,3 @@ def _plain(key: str, groups: dict[str | None, Group], tensors: Tensors) -> torch
     if len(held) != 1 or any(group.converter for group in groups.values()):
         raise Unencodable(f"{key} is converted")
     return held[0]
-
-
-def _by_the_rule(
-    plan: Conversion, target: str, groups: dict[str | None, Group], tensors: Tensors, encoding: str
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Numbers and scales of a parameter, each [n, ...], as the family's rule arranges what it dequantises."""
-    rule: Any = next(iter(groups.values())).converter
-    if rule is None or not hasattr(rule.operations[0], "hf_quantizer"):
-        raise Unencodable(f"{target} has no rule that dequantises it")
-    ends = NUMBERS_AND_SCALES[encoding]
-    numbers: dict[str, Any] = {}
-    scales: dict[str, Any] = {}
-    for pattern, group in groups.items():
-        held = [tensors[name] for name in group.places if name in tensors]
-        if pattern is None or not held:
-            raise Unencodable(f"{target} has tensors without a rule")
-        dtypes = {one.dtype for one in held}
-        if len(dtypes) > 1:
-            raise Unencodable(f"{pattern} is in {' and '.join(sorted(map(str, dtypes)))}")
-        raw = [one.view(torch.uint8) if one.itemsize == 1 else one for one in held]
-        if pattern.endswith(ends[1]):
-            scales[pattern.removesuffix(ends[1]) + ends[0]] = raw
-        elif pattern.endswith(ends[0]) and held[0].dtype in (torch.uint8, torch.float8_e4m3fn):
-            numbers[pattern] = raw
-        elif not pattern.endswith("activation_scale"):
-            raise Unencodable(f"{held[0].dtype} in {pattern}")
-    if numbers.keys() != scales.keys():
-        raise Unencodable(f"{target} has other scales than numbers")
-    return _arranged(plan, target, rule, numbers), _arranged(plan, target, rule, scales)
-
-
-def _arranged(plan: Conversion, target: str, rule: Any, parts: dict[str, Any]) -> torch.Tensor:
-    found = parts
-    try:
-        for operation in rule.operations[1:]:
-            found = operation.convert(
-                found,
-                source_patterns=rule.source_patterns,
-                target_patterns=rule.target_patterns,
-                full_layer_name=target,
-                model=plan.model,
-                config=plan.model.config,
-            )
-    except (ValueError, RuntimeError, TypeError, KeyError, AttributeError) as error:
-        if is_out_of_memory(error):
-            raise unreadable(f"{plan.source.path}: {target} cannot be stored as published", error) from error
-        raise Unencodable(f"its family's rule is not for published numbers ({error})") from error
-    (value,) = found.values()
-    if isinstance(value, list):
-        (value,) = value
-    result: torch.Tensor = value
-    return result

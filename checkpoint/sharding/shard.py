@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from checkpoint import family
-from checkpoint.formats.published import check_format
-from checkpoint.formats.settings import quantisation_settings
+from checkpoint.formats.gguf_blocks import has_encoding
+from checkpoint.formats.published import check_format, published_format
 from checkpoint.manifest import DENSE, FORMAT, MANIFEST, LayerSpec, Manifest
-from checkpoint.native.encodings import DEQUANTISED, NATIVE, encoding_of
+from checkpoint.native.encodings import DEQUANTISED, NATIVE
 from checkpoint.sharding.completeness import check_complete
 from checkpoint.sharding.convert import Conversion
 from checkpoint.sharding.dense_files import write_dense
@@ -126,7 +126,7 @@ def check_same(store: ExpertStore, source: Source | None, dtype: str | None, exp
             f"the store at {store.path} holds {manifest.dtype} experts, not {dtype}; "
             f"make another with: odmoe shard {source.path if source else 'MODEL'} STORE --dtype {dtype}"
         )
-    kept = _kept(manifest)
+    kept = _kept(manifest, store.path, source)
     if experts and kept not in ("", experts):
         raise StoreMismatchError(
             f"the store at {store.path} holds {kept} experts, not {experts}; make another with: odmoe shard "
@@ -135,13 +135,13 @@ def check_same(store: ExpertStore, source: Source | None, dtype: str | None, exp
     return store
 
 
-def _kept(manifest: Manifest) -> str:
+def _kept(manifest: Manifest, path: Path, source: Source | None) -> str:
     """How a store keeps the experts of a checkpoint that has an encoding; empty where there is no choice."""
     if manifest.encoding:
         return NATIVE
-    settings = quantisation_settings(manifest.config)
-    method = settings.get("quant_method") if isinstance(settings, dict) else None
-    return DEQUANTISED if encoding_of(str(method)) and not manifest.plain_because else ""
+    found = published_format(manifest.config, path)
+    encodable = bool(found and found.encodings) or bool(source and source.gguf and has_encoding(source.gguf))
+    return DEQUANTISED if encodable and not manifest.plain_because else ""
 
 
 def _there(source: Source, target: Path, dtype: str, experts: str | None) -> ExpertStore | None:

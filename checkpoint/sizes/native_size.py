@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 from checkpoint.formats.settings import quantisation_settings
+from checkpoint.sizes.integer_groups import integer_groups
 from scheduler.errors import UnsupportedFormatError
 from scheduler.types import ModelSize
 
@@ -15,6 +17,8 @@ _MX_VALUES = 32
 """In a block of MXFP4, and of MXFP8 along a row."""
 
 _SCALE_BITS = {"mxfp4": 8, "fp8": 32, "mxfp8": 8}
+_ITEM_BYTES = {"uint8": 1, "int8": 1, "int16": 2, "float16": 2, "bfloat16": 2, "float32": 4}
+"""Of a store's dtypes."""
 _DEFAULT_BLOCKS = {"fp8": [128, 128], "mxfp8": [1, _MX_VALUES]}
 """Of a configuration that does not name its blocks."""
 
@@ -22,7 +26,8 @@ _PIECE = 1 << 24
 """Values that a GPU restores at a time."""
 
 _SCRATCH_BYTES = {"mxfp4": 3 + 2 / _MX_VALUES, "fp8": 10.0, "mxfp8": 10.0}
-"""For each of them."""
+_OTHER_SCRATCH_BYTES = 10.0
+"""For each of them, of integers in the last line."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,32 +41,60 @@ class _Experts:
     """Of the largest, which has `hidden` columns."""
 
 
-def with_native_experts(size: ModelSize, fields: Mapping[str, Any]) -> ModelSize:
+def with_native_experts(size: ModelSize, fields: Mapping[str, Any], native_bits: float = 0.0) -> ModelSize:
     """The size with `native_bits` and `restoring_scratch`, or as it is where sharding would dequantise experts: in
     other formats (`checkpoint/native/`), in FP4, in blocks that do not divide the matrices, and where no expert is
     quantised. Where those of some layers are, all are counted as large as the others, since the slots are.
 
-    `fields`: config.json. Biases, which are not encoded, are counted as if they were: less than a thousandth of an
-    expert. Scratch memory is that of a GPU. Raises UnsupportedFormatError.
+    `fields`: config.json. `native_bits`: where they are known from the tensors. Biases, which are not encoded, are
+    counted as if they were: less than a thousandth of an expert. Scratch memory is that of a GPU. Raises
+    UnsupportedFormatError.
     """
     settings = quantisation_settings(fields)
     method = settings.get("quant_method") if isinstance(settings, dict) else None
     experts = _experts(size)
-    if not isinstance(method, str) or method not in _SCALE_BITS:
+    if experts is None:
         return size
-    if experts is None or _expert_dtype(fields, settings) not in (None, "fp8"):
+    bits = native_bits
+    if not bits and isinstance(method, str) and isinstance(settings, dict):
+        bits = _published_bits(method, settings, fields, experts)
+        left_out = _layers_left_out(settings, size) if bits else 0
+        if left_out:
+            bits = 8 * size.item_bytes if left_out < size.layers else 0
+    if not bits:
         return size
-    block = _block(method, settings)
-    left_out = _layers_left_out(settings, size)
-    if block is None or not _divides(block, experts) or left_out == size.layers:
-        return size
-    bits = (
-        8 * size.item_bytes
-        if left_out
-        else (4 if method == "mxfp4" else 8) + _SCALE_BITS[method] / (block[0] * block[1])
-    )
     piece = min(_PIECE, experts.up_rows * experts.hidden)
-    return replace(size, native_bits=bits, restoring_scratch=round(piece * _SCRATCH_BYTES[method]))
+    scratch = piece * _SCRATCH_BYTES.get(method or "", _OTHER_SCRATCH_BYTES)
+    return replace(size, native_bits=bits, restoring_scratch=round(scratch))
+
+
+def store_bits(manifest: Mapping[str, Any]) -> float:
+    """Bits of an element of a native expert, of the layer with the largest, from a store's manifest.
+
+    0 where its experts are not native. The file may be damaged, which whoever opens the store says."""
+    try:
+        full = [_sum(layer, lambda tensor: 1) for layer in manifest["full"].values()]
+        held = [
+            _sum(layer["tensors"], lambda tensor: _ITEM_BYTES[tensor["dtype"]]) for layer in manifest["layers"].values()
+        ]
+        return 8 * max(held) / max(full) if manifest["encoding"] and full else 0.0
+    except (LookupError, TypeError, AttributeError, ValueError, ZeroDivisionError):
+        return 0.0
+
+
+def _sum(tensors: Iterable[Mapping[str, Any]], each: Callable[[Mapping[str, Any]], int]) -> int:
+    return sum(math.prod(tensor["shape"]) * each(tensor) for tensor in tensors)
+
+
+def _published_bits(method: str, settings: dict[str, Any], fields: Mapping[str, Any], experts: _Experts) -> float:
+    """Of an element of an expert, by the settings of its format; 0 where it is stored dequantised."""
+    if method in _SCALE_BITS:
+        block = _block(method, settings)
+        if _expert_dtype(fields, settings) not in (None, "fp8") or block is None or not _divides(block, experts):
+            return 0.0
+        return (4 if method == "mxfp4" else 8) + _SCALE_BITS[method] / (block[0] * block[1])
+    groups = integer_groups(method, settings)
+    return groups.bits_of(experts.hidden, experts.inner, experts.up_rows) if groups else 0.0
 
 
 def _experts(size: ModelSize) -> _Experts | None:
@@ -100,7 +133,7 @@ def _divides(block: tuple[int, int], experts: _Experts) -> bool:
 def _layers_left_out(settings: dict[str, Any], size: ModelSize) -> int:
     """How many layers' experts `modules_to_not_convert` names, by the rules of Transformers' `should_convert_module`.
     The layers without experts are taken to be the first. Raises UnsupportedFormatError for another type than a list."""
-    named = settings.get("modules_to_not_convert") or []
+    named = settings.get("modules_to_not_convert") or settings.get("ignore") or []
     if not isinstance(named, list):
         raise UnsupportedFormatError(
             f"modules_to_not_convert in the quantization_config of config.json is {named!r}; it must be a list of names"
@@ -120,6 +153,8 @@ def _expert_modules(layer: int) -> Iterator[str]:
 
 
 def _matches(pattern: str, name: str) -> bool:
+    """By Transformers' rule, or that of compressed-tensors, which marks regular expressions."""
+    pattern = pattern.removeprefix("re:")
     try:
         return name.endswith(pattern) or re.match(rf"(?:{pattern})(?:(?<=\.)|(?=\.|$))", name) is not None
     except re.error:

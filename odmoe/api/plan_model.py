@@ -16,7 +16,7 @@ from checkpoint.formats.settings import (
 )
 from checkpoint.hub import find_model
 from checkpoint.sizes.configured_size import configured_size
-from checkpoint.sizes.native_size import with_native_experts
+from checkpoint.sizes.native_size import store_bits, with_native_experts
 from scheduler.errors import CheckpointError, MissingShardError
 from scheduler.types import ModelSize
 
@@ -32,6 +32,8 @@ class Described(NamedTuple):
     """Of a checkpoint: that of its weights, if they are there and its configuration names none."""
     experts: str | None = None
     """`native` or `dequantised`."""
+    native_bits: float = 0.0
+    """Of an element of a native expert, where the tensors of a store or of a GGUF file say it."""
 
 
 def read_config(name: str) -> Described:
@@ -44,9 +46,12 @@ def read_config(name: str) -> Described:
     if (path / _STORE).is_file():
         manifest = _read(path / _STORE)
         kept = "native" if manifest.get("encoding") else "dequantised"
-        return Described(manifest.get("config", {}), manifest.get("dtype"), kept)
+        return Described(manifest.get("config", {}), manifest.get("dtype"), kept, store_bits(manifest))
     if is_gguf(path):
-        return Described(read_gguf(path).config)
+        from checkpoint.formats.gguf_blocks import expert_bits  # torch
+
+        file = read_gguf(path)
+        return Described(file.config, native_bits=expert_bits(file))
     folder = path if path.is_dir() else path.parent
     fields = _read(path / _CONFIG if path.is_dir() else path)
     if not is_surely_readable(fields, folder):
@@ -94,9 +99,10 @@ def model_of(
     context: int,
     experts: str | None = None,
     aligned: bool = False,
+    native_bits: float = 0.0,
 ) -> ModelSize:
     """Without torch where the configuration alone gives the sizes. `experts`: how a store keeps those of a quantised
-    model; None for native. `aligned`: there is a shadow, whose KV rows are aligned.
+    model; None for native. `aligned`: there is a shadow, whose KV rows are aligned. `native_bits`: see `Described`.
 
     Raises CheckpointError, NotMoEError, UnsupportedFamilyError or ConfigError.
     """
@@ -105,7 +111,7 @@ def model_of(
     if quantisation_settings(fields) and dtype is None and not names_dtype(fields):
         dtype = "bfloat16"  # as published models are computed
     found = configured_size(plain, dtype, context, label) or _count_sizes(plain, dtype, context, label, aligned)
-    return found if experts == "dequantised" else with_native_experts(found, fields)
+    return found if experts == "dequantised" else with_native_experts(found, fields, native_bits)
 
 
 def _count_sizes(fields: dict[str, Any], dtype: str | None, context: int, label: str, aligned: bool) -> ModelSize:

@@ -142,7 +142,7 @@ def plan_from_settings(
             say("counting the model's parameters")
             dtype, experts = settings.dtype or found.dtype, found.experts or settings.experts
             context, aligned = settings.context or CONTEXT, settings.shadow != "none"
-            model = model_of(settings.model, found.fields, dtype, context, experts, aligned)
+            model = model_of(settings.model, found.fields, dtype, context, experts, aligned, found.native_bits)
             if settings.context is not None and model.context < settings.context:
                 raise ConfigError(f"--context is {settings.context}; allowed: 1 to {model.context}, the model's limit")
         setup, count = Setup(model, hardware, policy), _counting()

@@ -173,7 +173,7 @@ def _facts(store: ExpertStore) -> dict[str, object]:
 def _encoding(manifest: Manifest) -> dict[str, object]:
     """How a quantised checkpoint's experts are kept; nothing for any other."""
     if manifest.encoding:
-        return {"encoding": manifest.encoding, "restored_expert_bytes": manifest.restored_bytes}
+        return {"encoding": manifest.described, "restored_expert_bytes": manifest.restored_bytes}
     return {"dequantised_because": manifest.plain_because} if manifest.plain_because else {}
 
 

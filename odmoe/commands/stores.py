@@ -82,7 +82,7 @@ def _inspect_store(path: Path) -> Stored:
         model, used = str(json.loads(record.read_text()).get("model", "")), record.stat().st_mtime
     try:
         manifest = ExpertStore.open(path).manifest
-        format = ", ".join([manifest.dtype, *filter(None, [manifest.encoding]), *manifest.forms])
+        format = ", ".join([manifest.dtype, *filter(None, [manifest.described]), *manifest.forms])
         model = model or manifest.family
     except (StoreError, OSError):
         format = "unfinished" if path.name.endswith(UNFINISHED) else "damaged"

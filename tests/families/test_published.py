@@ -196,7 +196,7 @@ PACKED = (
 )
 
 
-DEQUANTISED_TOO = (deepseek_v4, gpt_oss)
+DEQUANTISED_TOO = (deepseek_v4, gpt_oss, awq)
 """Those whose clusters answer from dequantised experts, too. Other stores of these are computed with as packed ones
 are: their experts and their dense part are compared bit for bit."""
 
@@ -213,7 +213,7 @@ class Case:
             patch.setattr(quantised_weight, "_PIECE_BYTES", 1)
             self.stores: dict[str, ExpertStore] = {
                 experts: shard(open_source(self.path), folder / experts, experts=experts)
-                for experts in (EXPERTS if publish in BLOCKS else ("native",))
+                for experts in (EXPERTS if publish in (*BLOCKS, *DEQUANTISED_TOO) else ("native",))
             }
 
 

@@ -25,18 +25,28 @@ def same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
     return torch.equal(one.contiguous().view(torch.uint8), other.contiguous().view(torch.uint8))
 
 
+def published(numbers: torch.Tensor, scales: torch.Tensor) -> dict[str, torch.Tensor]:
+    return {CODES: numbers, SCALES: scales}
+
+
+def encoded(encoding: Encoding, numbers: torch.Tensor, scales: torch.Tensor) -> dict[str, torch.Tensor]:
+    """One weight's parts."""
+    found = encoding.encode(published(numbers.unsqueeze(0), scales.unsqueeze(0)))
+    return {name: part[0] for name, part in found.items()}
+
+
 def check_restored(
     encoding: Encoding, numbers: torch.Tensor, scales: torch.Tensor, expected: torch.Tensor, piece: int = PIECE
 ) -> None:
     """With torch, in pieces, and with the compiled routine, where it takes such weights."""
-    (codes,), (held,) = encoding.encode(numbers.unsqueeze(0), scales.unsqueeze(0))
+    parts = encoded(encoding, numbers, scales)
     shape = tuple(expected.shape)
     target = torch.full_like(expected.contiguous(), 7.0)
     scratch = torch.empty(encoding.scratch_bytes(shape, piece), dtype=torch.uint8)
-    encoding.restore(target, codes, held, scratch, piece)
+    encoding.restore(target, parts, scratch, piece)
     assert same_bits(target, expected)
     if expected.dtype is torch.bfloat16 and encoding.restores_compiled(shape):
-        encoding.routine()(target.fill_(7.0), codes, held, scratch)
+        encoding.routine()(target.fill_(7.0), parts, scratch)
         assert same_bits(target, expected)
 
 
@@ -127,14 +137,14 @@ def check_threads(threads: int, blocks: int) -> None:
     numbers = torch.randint(0, 256, (6, blocks, 16), dtype=torch.uint8)
     scales = torch.randint(100, 130, (6, blocks), dtype=torch.uint8)
     expected = {"up": mxfp4(numbers, scales, torch.bfloat16), "bias": torch.randn(6)}
-    codes, held = MXFP4.encode(numbers.unsqueeze(0), scales.unsqueeze(0))
     found = {name: torch.full_like(value.contiguous(), 7.0) for name, value in expected.items()}
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
         each = MXFP4.scratch_for([(32 * blocks, 6)], "cpu", threads)
         assert each[0] == threads
-        native = {f"up.{CODES}": codes[0], f"up.{SCALES}": held[0], "bias": expected["bias"]}
+        parts = encoded(MXFP4, numbers, scales)
+        native = {f"up.{name}": part for name, part in parts.items()} | {"bias": expected["bias"]}
         MXFP4.restore_into(found, native, torch.empty(each, dtype=torch.uint8))
         assert torch.get_num_threads() == threads
     finally:
@@ -173,7 +183,7 @@ def ratio(encoding: Encoding, shape: tuple[int, int], grid: tuple[int, int]) -> 
     """Bytes of an encoded weight over those in bfloat16."""
     codes = (shape[0] * shape[1] // 2,) if encoding is MXFP4 else shape
     kind = "uint8" if encoding is MXFP4 else "float32"
-    assert encoding.fits_weight(shape, ("uint8", codes), (kind, grid))
+    assert encoding.fits_weight(shape, {CODES: ("uint8", codes), SCALES: (kind, grid)})
     size = {"uint8": 1, "float32": 4}[kind]
     return (torch.Size(codes).numel() + size * torch.Size(grid).numel()) / (2 * shape[0] * shape[1])
 
@@ -181,13 +191,13 @@ def ratio(encoding: Encoding, shape: tuple[int, int], grid: tuple[int, int]) -> 
 def test_what_is_not_mxfp4() -> None:
     numbers, scales = torch.zeros((1, 4, 2, 16), dtype=torch.uint8), torch.zeros((1, 4, 2), dtype=torch.uint8)
     with pytest.raises(Unencodable, match="not those of MXFP4"):
-        MXFP4.encode(numbers[..., :8], scales)
+        MXFP4.encode(published(numbers[..., :8], scales))
     with pytest.raises(Unencodable, match="not those of MXFP4"):
-        MXFP4.encode(numbers, scales[:, :3])
+        MXFP4.encode(published(numbers, scales[:, :3]))
     with pytest.raises(Unencodable, match="not uint8"):
-        MXFP4.encode(numbers, scales.float())
+        MXFP4.encode(published(numbers, scales.float()))
     with pytest.raises(Unencodable, match="a scale is NaN"):
-        MXFP4.encode(numbers, scales + 255)
+        MXFP4.encode(published(numbers, scales + 255))
 
 
 @pytest.mark.parametrize("code", [NAN, 0xFF])
@@ -195,15 +205,15 @@ def test_fp8_that_holds_nan(code: int) -> None:
     numbers = torch.zeros((1, 4, 4), dtype=torch.uint8)
     numbers[0, 2, 1] = code
     with pytest.raises(Unencodable, match="NaN"):
-        FP8.encode(numbers, torch.ones(1, 2, 2))
+        FP8.encode(published(numbers, torch.ones(1, 2, 2)))
 
 
 @pytest.mark.parametrize("scale", [2.0**119, float("inf"), float("nan"), -(2.0**125)])
 def test_fp8_with_a_scale_that_is_too_large(scale: float) -> None:
     with pytest.raises(Unencodable, match="a scale is"):
-        FP8.encode(torch.zeros((1, 4, 4), dtype=torch.uint8), torch.tensor([[[1.0], [scale]]]))
+        FP8.encode(published(torch.zeros((1, 4, 4), dtype=torch.uint8), torch.tensor([[[1.0], [scale]]])))
 
 
 def test_fp8_whose_grid_does_not_divide_it() -> None:
     with pytest.raises(Unencodable, match="does not divide"):
-        FP8.encode(torch.zeros((1, 6, 4), dtype=torch.uint8), torch.ones(1, 4, 1))
+        FP8.encode(published(torch.zeros((1, 6, 4), dtype=torch.uint8), torch.ones(1, 4, 1)))

@@ -18,9 +18,10 @@ from checkpoint.sharding.form_files import add_forms
 from checkpoint.sharding.source import Source, open_source
 from checkpoint.store import ExpertStore
 from scheduler.errors import CorruptCheckpointError, CorruptStoreError, StoreMismatchError
-from support.models import published
+from support.models import packed, published
 from support.models.checkpoints import build
 from support.models.store_making import check_refused, contents, shard, stop_after
+from support.models.stored_experts import bytes_of, check_same_parameters, parameters
 from support.nodes.damage import flip
 
 Publish = Callable[[Path], Path]
@@ -34,7 +35,13 @@ def qwen(path: Path) -> Path:
     return published.publish_fp8(build("qwen3_moe", hidden_size=256, moe_intermediate_size=128), path, (), (128, 128))
 
 
-@pytest.fixture(scope="module", params=[gpt_oss, qwen], ids=["mxfp4", "fp8"])
+def gptq(path: Path) -> Path:
+    """Two matrices of a parameter have an order of their own each."""
+    model = build("qwen3_moe", hidden_size=64, moe_intermediate_size=32)
+    return packed.publish_gptq(model, path, shuffled=True, group=16)
+
+
+@pytest.fixture(scope="module", params=[gpt_oss, qwen, gptq], ids=["mxfp4", "fp8", "integers"])
 def source(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Source:
     return open_source(request.param(tmp_path_factory.mktemp("published")))
 
@@ -49,29 +56,9 @@ def native(source: Source, tmp_path: Path) -> ExpertStore:
     return shard(source, tmp_path / "native")
 
 
-def bytes_of(store: ExpertStore, layer: int, expert: int, form: str = "") -> torch.Tensor:
-    file, blob = store.locate(layer, expert, form)
-    return torch.frombuffer(bytearray(file.read_bytes()[blob.offset :][: blob.length]), dtype=torch.uint8)
-
-
-def parameters(store: ExpertStore, layer: int, expert: int, form: str = "") -> dict[str, torch.Tensor]:
-    held = bytes_of(store, layer, expert, form)
-    found = ExpertParameters(store.manifest, ("", *store.manifest.forms), threads=1).of(held, layer, form)
-    return {name: value.clone() for name, value in found.items()}
-
-
-def check_same_parameters(one: ExpertStore, other: ExpertStore, form: str = "") -> None:
-    for layer, spec in one.manifest.layers.items():
-        for expert in range(len(spec.blobs)):
-            found, expected = parameters(one, layer, expert, form), parameters(other, layer, expert, form)
-            assert found.keys() == expected.keys()
-            for name, value in expected.items():
-                assert torch.equal(found[name].view(torch.uint8), value.view(torch.uint8)), (layer, expert, name)
-
-
 def test_restored_experts_are_the_dequantised_ones(native: ExpertStore, dequantised: ExpertStore) -> None:
     manifest = native.manifest
-    assert manifest.encoding in ("mxfp4", "fp8")
+    assert manifest.encoding in ("mxfp4", "fp8", "integers")
     assert manifest.full.keys() == manifest.layers.keys()
     assert (dequantised.manifest.encoding, dequantised.manifest.full) == ("", {})
     assert manifest.restored_bytes == dequantised.manifest.blob_bytes > manifest.blob_bytes

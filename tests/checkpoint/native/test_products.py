@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 from checkpoint.native import products
+from checkpoint.native.encoding import CODES, SCALES
 from checkpoint.native.mxfp4 import Mxfp4
 from checkpoint.native.product_scratch import PRODUCT_SCRATCH
 from checkpoint.native.products import OutOfRangeError, is_equal, multiply
@@ -31,6 +32,12 @@ def published(shape: tuple[int, int], seed: int, least: int, most: int) -> tuple
     rows, columns = shape
     numbers = torch.randint(0, 256, (1, columns, rows // 32, 16), dtype=torch.uint8, generator=random)
     return numbers, torch.randint(least, most + 1, numbers.shape[:3], dtype=torch.uint8, generator=random)
+
+
+def encoded(numbers: torch.Tensor, scales: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Codes and scales of the only weight."""
+    parts = Mxfp4().encode({CODES: numbers, SCALES: scales})
+    return parts[CODES][0], parts[SCALES][0]
 
 
 def row_of(count: int, seed: int, spread: int, zeros: float) -> torch.Tensor:
@@ -64,7 +71,7 @@ def test_products_have_the_bits_of_those_with_restored_weights(
         assert is_equal(shape, scratch(threads))
         numbers, grid = published(shape, seed, scales[0], min(sum(scales), 187))
         weight = convert_moe_packed_tensors(numbers, grid)[0]
-        (codes,), (held,) = Mxfp4().encode(numbers, grid)
+        codes, held = encoded(numbers, grid)
         row = row_of(shape[0], seed, spread, zeros)
         assert torch.equal(bits(multiply(row, codes, held, scratch(threads))), bits(row @ weight))
     finally:
@@ -81,7 +88,7 @@ def test_a_real_expert_is_multiplied(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("value", [2.0**-41, 2.0**41, -(2.0**-120), float("inf"), float("nan")])
 def test_a_row_that_is_out_of_range(value: float) -> None:
-    (codes,), (scales,) = Mxfp4().encode(*published((64, 34), 0, 110, 120))
+    codes, scales = encoded(*published((64, 34), 0, 110, 120))
     row = torch.ones(1, 64, dtype=torch.bfloat16)
     multiply(row, codes, scales, scratch())
     row[0, 5] = value
@@ -92,14 +99,14 @@ def test_a_row_that_is_out_of_range(value: float) -> None:
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
 def test_a_row_in_another_dtype(dtype: torch.dtype) -> None:
     """Its bits would be taken for those of bfloat16."""
-    (codes,), (scales,) = Mxfp4().encode(*published((64, 34), 0, 110, 120))
+    codes, scales = encoded(*published((64, 34), 0, 110, 120))
     row = torch.full((1, 64), 0.03125, dtype=dtype)
     with pytest.raises(OutOfRangeError):
         multiply(row, codes, scales, scratch())
 
 
 def test_scratch_memory_that_is_too_short() -> None:
-    (codes,), (scales,) = Mxfp4().encode(*published((64, 34), 0, 110, 120))
+    codes, scales = encoded(*published((64, 34), 0, 110, 120))
     row = torch.ones(1, 64, dtype=torch.bfloat16)
     with pytest.raises(ValueError, match="scratch memory"):
         multiply(row, codes, scales, scratch()[:, :-4])
@@ -118,7 +125,7 @@ def test_rows_are_restored_where_numba_fails(monkeypatch: pytest.MonkeyPatch, ca
 
 @pytest.mark.parametrize("scale", [0, 66, 188, 254])
 def test_a_scale_that_is_out_of_range(scale: int) -> None:
-    (codes,), (scales,) = Mxfp4().encode(*published((64, 34), 0, 67, 187))
+    codes, scales = encoded(*published((64, 34), 0, 67, 187))
     row = torch.ones(1, 64, dtype=torch.bfloat16)
     multiply(row, codes, scales, scratch())
     scales[1, 33] = scale
@@ -133,7 +140,7 @@ def test_another_order_of_summation_is_noticed(monkeypatch: pytest.MonkeyPatch) 
         weight = torch.empty(row.shape[1], scales.shape[1], dtype=torch.bfloat16)
         piece = weight.numel()
         rest = torch.empty(Mxfp4().scratch_bytes(tuple(weight.shape), piece), dtype=torch.uint8)
-        Mxfp4().restore(weight, codes, scales, rest, piece)
+        Mxfp4().restore(weight, {CODES: codes, SCALES: scales}, rest, piece)
         return (row.double() @ weight.double()).to(torch.bfloat16)
 
     monkeypatch.setattr(products, "_equal", {})

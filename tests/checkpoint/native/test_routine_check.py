@@ -20,7 +20,7 @@ from checkpoint.native.form_routines import FormRoutine, Weight
 from checkpoint.native.routine_check import Routine
 from support.paths import ROOT
 
-RESTORED = (*ENCODINGS, *FORMS)
+RESTORED = (*(name.replace(" ", "-") for name in ENCODINGS), *FORMS)
 """Names of what compiled routines restore."""
 
 each_encoding = pytest.mark.parametrize("encoding", ENCODINGS.values(), ids=ENCODINGS.keys())
@@ -35,12 +35,12 @@ def refused(encoding: Encoding, caplog: pytest.LogCaptureFixture) -> str:
     """The warning with which the routine is refused. Weights are then restored with torch."""
     with caplog.at_level(logging.WARNING):
         assert encoding.checked_routine(torch.bfloat16) is None
-    for shape, codes, scales in encoding.check_weights():
+    for shape, parts in encoding.check_weights():
         scratch = torch.empty(encoding.scratch_for([shape], "cpu", 2), dtype=torch.uint8)
         found = {"up": torch.full(shape, 7.0, dtype=torch.bfloat16)}
-        encoding.restore_into(found, {f"up.{CODES}": codes, f"up.{SCALES}": scales}, scratch)
+        encoding.restore_into(found, {f"up.{name}": part for name, part in parts.items()}, scratch)
         expected = torch.empty(shape, dtype=torch.bfloat16)
-        encoding.restore(expected, codes, scales, scratch[0], 1000)
+        encoding.restore(expected, parts, scratch[0], 1000)
         assert torch.equal(found["up"].view(torch.int16), expected.view(torch.int16))
     return caplog.text
 
@@ -48,13 +48,14 @@ def refused(encoding: Encoding, caplog: pytest.LogCaptureFixture) -> str:
 @each_encoding
 def test_bfloat16_on_a_cpu_is_restored_by_a_compiled_routine(encoding: Encoding) -> None:
     assert encoding.checked_routine(torch.bfloat16) is encoding.checked_routine(torch.bfloat16) is not None
-    assert encoding.checked_routine(torch.float16) is None
-    assert encoding.checked_routine(torch.float32) is None
+    for dtype in (torch.float16, torch.float32):
+        assert (encoding.checked_routine(dtype) is not None) == (dtype in encoding.compiled_dtypes)
 
 
 def test_the_check_weight_of_mxfp4_has_every_number_in_every_column() -> None:
     """And every scale, beside an ordinary one and beside an extreme one."""
-    ((shape, codes, scales),) = ENCODINGS["mxfp4"].check_weights()
+    ((shape, parts),) = ENCODINGS["mxfp4"].check_weights()
+    codes, scales = parts[CODES], parts[SCALES]
     both = torch.stack((codes & 15, codes >> 4), dim=1).view(shape)
     assert all(column.unique().numel() == 16 for block in both.split(32) for column in block.t())
     assert all(scales[row].unique().numel() == 255 for row in (0, 2))
@@ -62,11 +63,12 @@ def test_the_check_weight_of_mxfp4_has_every_number_in_every_column() -> None:
 
 def test_the_check_weights_of_fp8_have_every_number_in_every_block() -> None:
     """And every scale of E8M0 that a store may have, and scales in float32 of both signs."""
-    for shape, codes, scales in ENCODINGS["fp8"].check_weights():
+    weights = [(shape, parts[CODES], parts[SCALES]) for shape, parts in ENCODINGS["fp8"].check_weights()]
+    for shape, codes, scales in weights:
         height, width = (all_ // parts for all_, parts in zip(shape, scales.shape, strict=True))
         for rows in codes.split(height):
             assert all(block.unique().numel() == 254 for block in rows.split(width, dim=1))
-    (_, _, floats), (_, _, e8m0) = ENCODINGS["fp8"].check_weights()
+    (_, _, floats), (_, _, e8m0) = weights
     assert e8m0.unique().tolist() == list(range(246))
     assert floats.abs().max() > 2.0**118
     assert 250 < (floats < 0).sum() < 262
@@ -80,12 +82,12 @@ def test_a_routine_with_one_other_bit_is_not_used(
     right = encoding.routine()
     assert right is not None
 
-    def wrong(target: torch.Tensor, *rest: torch.Tensor) -> None:
+    def wrong(target: torch.Tensor, *rest: Any) -> None:
         right(target, *rest)
         target.view(torch.int16).view(-1)[where] ^= 1
 
     assert encoding.is_equal(right)
-    monkeypatch.setattr(type(encoding), "routine", lambda self: wrong)
+    monkeypatch.setattr(type(encoding), "routine", lambda self, dtype: wrong)
     assert "gives other bits than torch" in refused(encoding, caplog)
 
 
@@ -133,7 +135,7 @@ def test_torch_restores_forms_where_numba_fails(
 def test_torch_restores_where_numba_fails(
     encoding: Encoding, error: Exception, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def routine(self: Any) -> Routine:
+    def routine(self: Any, dtype: torch.dtype) -> Routine:
         raise error
 
     monkeypatch.setattr(type(encoding), "routine", routine)
@@ -149,7 +151,7 @@ import torch
 torch.set_num_threads(1)
 from checkpoint.native.encodings import ENCODINGS
 for encoding in ENCODINGS.values():
-    print(encoding.name, encoding.checked_routine(torch.bfloat16) is not None)
+    print(encoding.name.replace(" ", "-"), encoding.checked_routine(torch.bfloat16) is not None)
 from checkpoint.forms import FORMS, compiled_routine
 for form, bits in FORMS.items():
     print(form, compiled_routine(bits, torch.bfloat16) is not None)
@@ -168,7 +170,10 @@ def test_a_user_sees_why_torch_restores() -> None:
     """numba compiles nothing here."""
     ended = in_a_process(NUMBA_DISABLE_JIT="1")
     assert ended.stdout.split() == [word for name in RESTORED for word in (name, "False")]
-    for name in (*ENCODINGS, "int4 in torch.bfloat16", "int2 in torch.bfloat16"):
+    of_dtypes = [
+        name if len(one.compiled_dtypes) == 1 else f"{name} in torch.bfloat16" for name, one in ENCODINGS.items()
+    ]
+    for name in (*of_dtypes, "int4 in torch.bfloat16", "int2 in torch.bfloat16"):
         assert ended.stderr.count(f"torch restores {name}, several times slower") == 1
 
 
@@ -184,7 +189,7 @@ def test_routines_are_compiled_for_the_processor_that_numba_is_set_to(tmp_path: 
 def test_scratch_memory_that_is_too_short_is_refused() -> None:
     """A compiled routine would write beyond it."""
     for encoding in ENCODINGS.values():
-        ((shape, codes, scales), *_) = encoding.check_weights()
+        ((shape, parts), *_) = encoding.check_weights()
         target, routine = torch.empty(shape, dtype=torch.bfloat16), encoding.routine()
         with pytest.raises(ValueError, match="scratch memory has 100 bytes"):
-            routine(target, codes, scales, torch.empty(100, dtype=torch.uint8))
+            routine(target, parts, torch.empty(100, dtype=torch.uint8))

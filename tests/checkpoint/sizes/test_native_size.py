@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from gguf import GGMLQuantizationType as Kind
 
 from checkpoint.native.encodings import ENCODINGS
 from checkpoint.sharding.source import open_source
@@ -16,7 +17,7 @@ from checkpoint.tensors import PAGE
 from odmoe.api.plan_model import model_of, read_config
 from scheduler.errors import UnsupportedFormatError
 from scheduler.types import ModelSize
-from support.models import families, published
+from support.models import families, gguf_files, packed, published
 from support.models.checkpoints import build
 from support.models.store_making import shard
 from support.paths import ROOT
@@ -24,6 +25,15 @@ from support.paths import ROOT
 CONFIGS = ROOT / "tests" / "data" / "configs"
 MXFP4 = {"quant_method": "mxfp4"}
 FP8 = {"quant_method": "fp8", "weight_block_size": [128, 128]}
+KIMI_K2 = {"num_bits": 4, "type": "int", "symmetric": True, "strategy": "group", "group_size": 32}
+
+
+def compressed(*targets: str, **weights: Any) -> dict[str, Any]:
+    """As moonshotai/Kimi-K2-Thinking, but for these settings of weights."""
+    group = {"targets": targets or ["Linear"], "weights": KIMI_K2 | weights}
+    return {"quant_method": "compressed-tensors", "config_groups": {"group_0": group}}
+
+
 MATRICES = {"gpt-oss-120b": ((2880, 5760), (2880, 2880)), "deepseek-v3": ((4096, 7168), (7168, 2048))}
 
 
@@ -43,6 +53,13 @@ def planned(config: str, quantisation: dict[str, Any] | None, experts: str | Non
         ("deepseek-v3", FP8 | {"modules_to_not_convert": ["lm_head", "model.layers.3.mlp.gate"]}, 0.51),
         ("deepseek-v3", FP8 | {"modules_to_not_convert": ["model.layers.2.mlp"]}, 0.51),  # it has no experts
         ("qwen3-30b-a3b", {"quant_method": "mxfp8", "weight_block_size": [1, 32]}, 0.52),
+        ("qwen3-30b-a3b", {"quant_method": "awq", "bits": 4, "group_size": 128}, 0.265),
+        ("qwen3-30b-a3b", {"quant_method": "gptq", "bits": 4, "group_size": 128, "desc_act": True}, 0.266),
+        ("deepseek-v3", {"quant_method": "gptq", "bits": 8, "group_size": -1}, 0.501),
+        ("deepseek-v3", compressed(), 0.282),
+        ("deepseek-v3", compressed("re:.*mlp.experts.*", num_bits=8, strategy="channel"), 0.501),
+        ("deepseek-v3", compressed(num_bits=8, type="float", strategy="channel"), 0.501),
+        ("deepseek-v3", compressed(num_bits=8, type="float", strategy="block", block_structure=[128, 128]), 0.501),
     ],
 )
 def test_bytes_of_a_load_and_of_a_store(config: str, quantisation: dict[str, Any], share: float) -> None:
@@ -67,7 +84,12 @@ def test_memory_to_restore_on_a_gpu(config: str, quantisation: dict[str, Any]) -
     ("config", "quantisation"),
     [
         ("deepseek-v3", None),
-        ("deepseek-v3", {"quant_method": "gptq", "bits": 4}),
+        ("deepseek-v3", {"quant_method": "bitsandbytes", "load_in_4bit": True}),
+        ("deepseek-v3", {"quant_method": "gptq", "bits": 4, "group_size": 96}),
+        ("deepseek-v3", {"quant_method": "gptq", "bits": "4", "group_size": 128}),
+        ("deepseek-v3", compressed(type="float", strategy="tensor_group", group_size=16)),
+        ("deepseek-v3", compressed(num_bits=8, type="float", strategy="block", block_structure=[96, 128])),
+        ("deepseek-v3", compressed() | {"ignore": ["re:.*experts.*"]}),
         ("deepseek-v3", {"quant_method": "fp8", "weight_block_size": None}),
         ("deepseek-v3", "fp8"),
         ("deepseek-v3", {"quant_method": ["mxfp4"]}),
@@ -140,10 +162,37 @@ def deepseek_v4(path: Path) -> Path:
     return published.publish_deepseek_v4(families.build("deepseek_v4"), path)
 
 
+def gptq(path: Path) -> Path:
+    model = build("qwen3_moe", hidden_size=256, moe_intermediate_size=64, intermediate_size=64)
+    return packed.publish_gptq(model, path, shuffled=True, group=32)
+
+
+def awq(path: Path) -> Path:
+    model = build("qwen3_moe", hidden_size=256, moe_intermediate_size=64, intermediate_size=64)
+    return packed.publish_awq(model, path, group=32)
+
+
+def kimi(path: Path) -> Path:
+    model = build("qwen3_moe", hidden_size=256, moe_intermediate_size=128, intermediate_size=64)
+    return packed.publish_compressed(model, path, {"all": packed.group(**packed.INT4 | {"group_size": 32})})
+
+
+def gguf(kind: Kind) -> Callable[[Path], Path]:
+    model = build("qwen3_moe", hidden_size=256, moe_intermediate_size=128, mlp_only_layers=[])
+    return lambda path: gguf_files.publish(model, path.with_suffix(".gguf"), kind)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("publish", "encoding", "experts"),
     [
+        (gptq, "integers", "native"),
+        (awq, "integers", "native"),
+        (awq, "integers", "dequantised"),
+        (kimi, "integers", "native"),
+        (gguf(Kind.Q5_1), "ggml integers", "native"),
+        (gguf(Kind.Q5_1), "ggml integers", "dequantised"),
+        (gguf(Kind.F16), "", "native"),
         (gpt_oss, "mxfp4", "native"),
         (gpt_oss, "mxfp4", "dequantised"),
         (qwen, "fp8", "native"),
@@ -165,7 +214,7 @@ def test_a_store_has_as_many(publish: Callable[[Path], Path], encoding: str, exp
 def check_size(given: Path, store: ExpertStore, experts: str) -> None:
     """The plan of a store knows how it keeps experts; that of a checkpoint is asked for it."""
     found = read_config(str(given))
-    size = model_of("tiny", found.fields, found.dtype, 64, found.experts or experts)
+    size = model_of("tiny", found.fields, found.dtype, 64, found.experts or experts, native_bits=found.native_bits)
     assert abs(size.expert_bytes - store.manifest.blob_bytes) <= PAGE
     restored = store.manifest.restored_bytes if store.manifest.encoding else 0
     assert abs(size.restored_bytes - restored) <= PAGE

@@ -47,7 +47,7 @@ FEW_LAYERS: dict[str, Any] = QWEN3_VL_30B | {"text_config": QWEN3_VL_30B["text_c
 
 def planned(path: Path, aligned: bool = True) -> ModelSize:
     found = read_config(str(path))
-    return model_of(path.name, found.fields, found.dtype, 64, found.experts, aligned)
+    return model_of(path.name, found.fields, found.dtype, 64, found.experts, aligned, found.native_bits)
 
 
 def written(folder: Path, fields: dict[str, Any], dtype: torch.dtype | None = torch.bfloat16) -> Path:

@@ -20,13 +20,16 @@ _ARCHITECTURES = {
     "mixtral": gguf.MODEL_ARCH.LLAMA,
     "gpt_oss": gguf.MODEL_ARCH.GPT_OSS,
 }
+_HALVES = {Kind.Q3_K: (108,), Kind.Q4_K: (0, 2), Kind.Q5_K: (0, 2), Kind.Q6_K: (208,)}
+"""Where a block has its scales in float16."""
 _SPECIAL = {"<|endoftext|>": 0}
 
 
-def publish(model: Any, path: Path, kind: Kind, **settings: Any) -> Path:
+def publish(model: Any, path: Path, kind: Kind, down: Kind | None = None, **settings: Any) -> Path:
     """A file of this model: matrices as `kind`, all else in float32, as llama.cpp's converter leaves it.
 
-    `settings`: more of the file's metadata, as whole numbers or text.
+    `down`: the type of the experts' down-projections, if it is another. `settings`: more of the file's metadata, as
+    whole numbers or text.
     """
     config = model.config
     architecture = _ARCHITECTURES[config.model_type]
@@ -40,7 +43,8 @@ def publish(model: Any, path: Path, kind: Kind, **settings: Any) -> Path:
     for key, weight in model.state_dict().items():
         if key != "lm_head.weight" or not config.tie_word_embeddings:
             for name, part in _renamed(key, weight, names):
-                _add(writer, name, part.float().contiguous().numpy(), kind)
+                chosen = down if down is not None and "down_exps" in name else kind
+                _add(writer, name, part.float().contiguous().numpy(), chosen)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -74,7 +78,17 @@ def _add(writer: Any, name: str, value: Any, kind: Kind) -> None:
     block, _ = gguf.GGML_QUANT_SIZES[kind]
     whole = value.ndim > 1 and value.shape[-1] % block == 0 and "gate_inp" not in name and "conv1d" not in name
     chosen = kind if whole else Kind.F32
-    writer.add_tensor(name, gguf.quants.quantize(value.astype(numpy.float32), chosen), raw_dtype=chosen)
+    made = _random_blocks if chosen in _HALVES else gguf.quants.quantize
+    writer.add_tensor(name, made(value.astype(numpy.float32), chosen), raw_dtype=chosen)
+
+
+def _random_blocks(value: Any, kind: Kind) -> Any:
+    """Of a type that the package does not quantise to: any bytes, but for scales that are at most 2^-7."""
+    values, size = gguf.GGML_QUANT_SIZES[kind]
+    blocks = numpy.random.default_rng(value.size).integers(0, 256, (value.size // values, size), dtype=numpy.uint8)
+    for low in _HALVES[kind]:
+        blocks[:, low + 1] &= 0x9F
+    return blocks.reshape(*value.shape[:-1], -1)
 
 
 def _add_settings(writer: Any, config: Any) -> None:

@@ -127,9 +127,11 @@ def publish_awq(model: Any, path: Path, group: int = 16) -> Path:
     return written(path, weights, settings)
 
 
-def publish_gptq(model: Any, path: Path, bits: int = 4, layout: str = "gptq", shuffled: bool = False) -> Path:
+def publish_gptq(
+    model: Any, path: Path, bits: int = 4, layout: str = "gptq", shuffled: bool = False, group: int = 8
+) -> Path:
     """As AutoGPTQ packs it, rows of `qweight` and columns of `qzeros`. `shuffled`: inputs of a group are anywhere."""
-    weights, plain, group = saved(model, path), {}, 8
+    weights, plain = saved(model, path), {}
     less = 1 if layout == "gptq" else 0
     random = torch.Generator().manual_seed(0)
     for name in linears(weights):

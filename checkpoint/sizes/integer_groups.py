@@ -1,0 +1,91 @@
+"""How the integers of AWQ, GPTQ and compressed-tensors are grouped, from config.json alone. Without torch."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+_SCALE_BITS = 16
+"""Of a scale: published ones are float16 or bfloat16."""
+_ZERO_BITS = 8
+_ORDER_BITS = 16
+
+
+class IntegerGroups(NamedTuple):
+    """How a store keeps the matrices of an expert (`checkpoint/native/integers.py`, or FP8 with a scale for a row)."""
+
+    bits: int
+    side_bits: float
+    """Of a group's scale and zero point."""
+    size: int
+    """Values in a group; 0 for a row."""
+    has_order: bool = False
+    rows: int = 1
+    """That share their scales."""
+
+    def bits_of(self, hidden: int, inner: int, up_rows: int) -> float:
+        """Of an element of an expert: a matrix [up_rows, hidden] and one [hidden, inner]. 0 where groups do not divide
+        the rows, or rows the matrices, which are then stored dequantised."""
+        matrices = ((up_rows, hidden), (hidden, inner))
+        if any(rows % self.rows or columns % (self.size or 1) for rows, columns in matrices):
+            return 0.0
+        groups = sum(rows * columns // (self.size or columns) for rows, columns in matrices)
+        order = (up_rows // inner * hidden + inner) * _ORDER_BITS * self.has_order
+        values = sum(rows * columns for rows, columns in matrices)
+        return self.bits + (groups * self.side_bits + order) / values
+
+
+def integer_groups(method: str, settings: dict[str, Any]) -> IntegerGroups | None:
+    """By `quant_method` and `quantization_config`. None for what is not kept as published, or cannot be read."""
+    match method:
+        case "awq":
+            return _of(4, settings.get("group_size", 128), zeros=True)
+        case "gptq":
+            order = settings.get("desc_act") is True
+            return _of(settings.get("bits", 4), settings.get("group_size", 128), zeros=True, order=order)
+        case "compressed-tensors":
+            return _compressed(settings)
+    return None
+
+
+def _of(bits: Any, size: Any, zeros: bool, order: bool = False) -> IntegerGroups | None:
+    if type(bits) is not int or bits not in range(1, 9) or type(size) is not int or size < -1 or size == 0:
+        return None
+    return IntegerGroups(bits, _SCALE_BITS + _ZERO_BITS * zeros, max(size, 0), order)
+
+
+def _compressed(settings: dict[str, Any]) -> IntegerGroups | None:
+    weights = _experts_weights(settings.get("config_groups"))
+    bits, strategy = weights.get("num_bits"), weights.get("strategy")
+    if weights.get("type") == "float":
+        return _fp8(weights) if bits == 8 else None
+    if weights.get("type", "int") != "int" or strategy not in ("group", "channel", "tensor"):
+        return None
+    return _of(bits, weights.get("group_size") if strategy == "group" else -1, zeros=weights.get("symmetric") is False)
+
+
+def _fp8(weights: dict[str, Any]) -> IntegerGroups | None:
+    """Scales are float32 in a store. Of a block, its columns are a group, whose rows share a scale."""
+    match weights.get("strategy"), weights.get("block_structure"):
+        case "channel" | "tensor", _:
+            return IntegerGroups(8, 2 * _SCALE_BITS, 0)
+        case "block", [int(high), int(wide)] if high > 0 and wide > 0:
+            return IntegerGroups(8, 2 * _SCALE_BITS / high, wide, rows=high)
+    return None
+
+
+def _experts_weights(groups: Any) -> dict[str, Any]:
+    """The settings of the experts' weights: of the group that names experts, or the first that names classes."""
+    found = [group for group in groups.values() if isinstance(group, dict)] if isinstance(groups, dict) else []
+    targets = [[str(one) for one in group.get("targets") or ()] for group in found]
+    named = (group for group, some in zip(found, targets, strict=True) if any(map(_names_experts, some)))
+    classes = (group for group, some in zip(found, targets, strict=True) if not all(map(_is_pattern, some)))
+    weights = next(named, next(classes, found[0] if found else {})).get("weights")
+    return weights if isinstance(weights, dict) else {}
+
+
+def _is_pattern(target: str) -> bool:
+    return target.startswith("re:")
+
+
+def _names_experts(target: str) -> bool:
+    return _is_pattern(target) and "experts" in target
