@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from scheduler.drafts.length import AUTO, MOST_DRAFTS, MOST_ROWS, DraftLengths, expected_tokens
@@ -145,6 +145,8 @@ def test_the_rows_of_others_count():
 
 
 @given(st.floats(0.01, 1), st.floats(0.0, 1), st.floats(0.3, 1))
+@example(0.4375, 0.625, 0.8515625)
+@example(0.4375, 0.625, 0.84375)
 def test_the_length_of_a_lone_request_is_that_of_a_search(step_s, row_s, right):
     """At the cost and the acceptance that it has found."""
     of = DraftLengths(AUTO, late=False, experts=8, top_k=2)
@@ -157,10 +159,15 @@ def test_the_length_of_a_lone_request_is_that_of_a_search(step_s, row_s, right):
         length.on_foretold(right > 0.99 or int(at * right) != int((at + 1) * right))
     p = length.acceptance
     rates = {rows: expected_tokens(p, rows) / of.cost.seconds(rows) for rows in range(1, MOST_ROWS + 1)}
+
+    def sure(rows):
+        """Faster than none even if a fifth of the expected drafts are wrong."""
+        return (1 + 0.8 * (expected_tokens(p, rows) - 1)) / of.cost.seconds(rows) > rates[1]
+
     for limit in range(1, MOST_ROWS + 1):
         rows = length.rows(limit - 1, 100)
         best = max(range(1, limit + 1), key=rates.__getitem__)
         if rows == 1:
             assert p < 0.25 or rates[best] <= rates[1] / 0.8
         else:
-            assert rates[rows] == pytest.approx(rates[best])
+            assert rates[rows] == pytest.approx(max(rates[of] for of in range(1, limit + 1) if of == 1 or sure(of)))
