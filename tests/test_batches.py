@@ -23,6 +23,7 @@ from scheduler.simulation.requests import Arrival
 from scheduler.simulation.scenario import Scenario
 from scheduler.simulation.simulate import simulate_requests
 from scheduler.timing.profile import find_profile
+from support.cases import slow_except
 from support.nodes.exact import WHOLE, answers_together, check_together
 
 PROFILE, ALPHA, TOKENS = "rtx3090-pcie3", 0.6, 12
@@ -137,6 +138,7 @@ def check(heard: Heard) -> None:
 # --- the engine, and the simulator ------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_importance_decides_over_the_rows_of_three_requests(
     embedded: Any, reference: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -208,7 +210,7 @@ EXACT: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("name", EXACT)
+@pytest.mark.parametrize("name", slow_except([*EXACT][:2], EXACT))
 def test_three_answers_at_once_are_those_alone(name: str, embedded: Any, reference: Any) -> None:
     got = check_together(embedded(**EXACT[name], **WHOLE).main, [reference("float32", n, 6) for n in (0, 4, 8)])
     assert any(one.report.requests_per_step > 1 for one in got)

@@ -90,6 +90,7 @@ def test_the_trace_is_what_happened(settings: dict[str, Any], embedded: Any, ref
     assert sum(s.end - s.start for s in inside) == pytest.approx(sum(s.end - s.start for s in token), rel=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("slots", [1, 2])
 def test_emulated_time_is_kept_and_said(
     slots: int, embedded: Any, reference: Any, monkeypatch: pytest.MonkeyPatch
@@ -123,6 +124,7 @@ def test_emulated_time_is_kept_and_said(
             assert any(end <= span.start + 1e-6 for end in loads)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("shadow_waits")
 def test_from_the_command_line_to_a_file(demo: Path, tmp_path: Path) -> None:
     trace = tmp_path / "trace.json"

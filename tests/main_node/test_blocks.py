@@ -61,11 +61,13 @@ def test_drafts_of_the_shadow(
     assert cluster.main.engine.peers.lost == []
 
 
+@pytest.mark.slow
 def test_drafts_by_the_live_rule(embedded: Any, reference: Any) -> None:
     cluster = embedded(shadow="nf4", draft="auto", **WHOLE)
     check_together(cluster.main, [reference("float32", number, TOKENS) for number in range(2)])
 
 
+@pytest.mark.slow
 def test_bfloat16(embedded: Any, reference: Any) -> None:
     cluster = embedded("bfloat16", shadow="none", slots=2, **WHOLE)
     expected = [reference("bfloat16", number, TOKENS) for number in (0, 4)]
@@ -73,6 +75,7 @@ def test_bfloat16(embedded: Any, reference: Any) -> None:
     check_together(cluster.main, expected)
 
 
+@pytest.mark.slow
 def test_drafts_from_the_prompt(embedded: Any, reference: Any) -> None:
     """Transformers' own prompt lookup; with the answer that repeats itself, most are right."""
     plain = embedded(shadow="none", **WHOLE)
@@ -84,6 +87,7 @@ def test_drafts_from_the_prompt(embedded: Any, reference: Any) -> None:
     assert becomes_idle(cluster.main.engine)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("short_drain")
 def test_drawn_tokens_are_those_of_the_same_seed(embedded: Any, reference: Any) -> None:
     prompt = reference("float32", 0, TOKENS).prompt

@@ -10,13 +10,14 @@ from collections.abc import Callable
 import pytest
 from hypothesis import HealthCheck, given, settings
 
+from support.cases import slow_except
 from support.nodes.crowd import KINDS, Crowd, Visitor, crowds
 
 pytestmark = pytest.mark.timeout(300)
 EXAMPLES = 3
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", slow_except(KINDS[:1], KINDS))
 @settings(deadline=None, max_examples=EXAMPLES, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(visitors=crowds)
 def test_the_others_do_not_notice(

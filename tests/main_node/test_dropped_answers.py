@@ -79,6 +79,7 @@ def nothing_open(cluster: TappedCluster) -> bool:
     return cluster.engine.idle() and main.steps.idle() and left == ((0, 0), {})
 
 
+@pytest.mark.slow
 def test_of_twenty_dropped_answers_none_stays_open(cluster: TappedCluster, nf4: Any) -> None:
     """The last half of them with a shadow."""
     caches: list[Any] = []

@@ -114,6 +114,7 @@ def test_an_answer_counts_as_it_goes_and_when_it_is_given_up(cluster: TappedClus
     assert both.loads == under_way.loads + report.loads
 
 
+@pytest.mark.slow
 def test_several_at_once_and_drafts(embedded: Any, gsm8k: list[str]) -> None:
     """Steps of two requests, blocks, an answer that ends within a block."""
     from odmoe.text import load_tokenizer

@@ -23,6 +23,7 @@ pytestmark = pytest.mark.timeout(90)
 TOKENS = 8
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("taken", [0, 1, 3])
 def test_closing_early_leaves_nothing(taken: int, cluster: TappedCluster, nf4: ShadowModel, expected: Any) -> None:
     told = cluster.join_shadow(nf4)

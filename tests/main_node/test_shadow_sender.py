@@ -286,6 +286,7 @@ def test_what_waits_for_a_shadow_that_was_lost_is_not_sent_to_the_next(
     assert aligned(second) == [(1, 0, 6), (2, 6, 1)]
 
 
+@pytest.mark.slow
 def test_with_all_other_nodes_elsewhere_the_tokens_are_the_same(
     device: torch.device,
     demo_store: Callable[[str], Any],

@@ -38,11 +38,13 @@ def test_tokens_and_logits_are_those_alone(count: int, shadow: str, slots: int, 
     assert emptied(cluster)
 
 
+@pytest.mark.slow
 def test_bfloat16(embedded: Any, reference: Any) -> None:
     expected = [reference("bfloat16", number, TOKENS) for number in (0, 4)]
     check_together(embedded("bfloat16", shadow="fp16", **WHOLE).main, expected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "system",
     ["hybrimoe", "smoe", "eap", "next-layer", "token-wise"],
@@ -61,6 +63,7 @@ def test_every_kind_of_predictor(system: str, embedded: Any, reference: Any) -> 
     assert emptied(cluster)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("system", ["hybrimoe", "lrfu-prefetch", "moe-infinity"])
 def test_predictors_in_a_batched_step(system: str, embedded: Any, reference: Any) -> None:
     """A pass that is suspended for its predictor is not done with its layer."""
@@ -86,6 +89,7 @@ def test_a_batched_step_keeps_the_tokens_and_does_not_promise_them(embedded: Any
             torch.testing.assert_close(row, other, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_a_long_prompt_in_the_middle(embedded: Any, reference: Any) -> None:
     """It is read in chunks while another is answered, and whole when it is alone; its tokens stay."""
     cluster = embedded(shadow="none", prefill_chunk=32, **WHOLE)

@@ -109,6 +109,7 @@ def fleet(request: pytest.FixtureRequest, demo_store: Any) -> Iterator[Fleet]:
     made.close()
 
 
+@pytest.mark.slow
 def test_each_worker_is_taken_as_it_is(fleet: Fleet, reference: Any) -> None:
     for number in (0, 4):
         expected = reference("float32", number, TOKENS)

@@ -31,6 +31,7 @@ def test_every_script_of_the_papers_is_run() -> None:
     assert {f"scripts.papers.{one.script}" for one in figures.FIGURES.values()} == names
 
 
+@pytest.mark.slow
 def test_one_that_fails_is_named_and_the_others_are_drawn(
     main: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:

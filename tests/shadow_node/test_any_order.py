@@ -5,6 +5,7 @@ from __future__ import annotations
 from random import Random
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -41,6 +42,7 @@ def late(answer: dict[str, Any]) -> list[list[frozenset[int]]]:
     return [bench.stands(followed, step) for step in range(PASSES)]
 
 
+@pytest.mark.slow
 @settings(max_examples=50, deadline=None)
 @given(data=st.data(), count=st.integers(1, 3), seed=st.integers(0, 10**6), often=st.sampled_from([0.1, 0.3, 0.8]))
 def test_what_stands_is_what_a_shadow_predicts_that_waits(

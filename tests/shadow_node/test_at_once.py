@@ -24,6 +24,7 @@ def followed_late(main: ShadowClient, answer: MainAnswer, steps: int, **opened: 
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("token", "kv", "scheme"),
     [

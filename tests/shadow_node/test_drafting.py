@@ -194,6 +194,7 @@ def test_after_each_block_the_shadow_is_where_the_account_is(
         run.check()
 
 
+@pytest.mark.slow
 @settings(max_examples=100, deadline=None)
 @given(
     seed=st.integers(0, 10**6),

@@ -10,6 +10,7 @@ import torch
 
 from scheduler.errors import ProtocolError
 from shadow_node.followed import Followed
+from support.cases import slow_except
 from support.shadows.shadow_client import WAIT_S, MainAnswer, ShadowClient
 from wire.messages import Failed
 
@@ -67,7 +68,7 @@ def serves(shadow: Any, answers: list[MainAnswer]) -> None:
     assert main.of(Failed) == []
 
 
-@pytest.mark.parametrize("error", RAISED)
+@pytest.mark.parametrize("error", slow_except(RAISED[:1], RAISED))
 @pytest.mark.parametrize(
     ("requests", "where"), [(1, name) for name in ONE] + [(2, name) for name in TWO], ids=lambda one: str(one)
 )

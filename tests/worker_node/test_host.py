@@ -113,6 +113,7 @@ def test_a_main_node_that_connects_again_takes_over(desk: WorkerDesk, place: Hos
     assert expected.fits(third.next(), asked)
 
 
+@pytest.mark.slow
 def test_another_main_node_displaces_nobody(desk: WorkerDesk, place: HostPlace) -> None:
     for session in ("another main node", ""):
         first, second = desk.welcome(place), desk.connect(place)

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 
+import pytest
 import torch
 
 from checkpoint.devices.inference import inference
@@ -33,6 +34,7 @@ print([torch.equal(*pair) for pair in zip(found, expected, strict=True)])
 """
 
 
+@pytest.mark.slow
 def test_a_new_thread_computes_with_the_process_number_of_threads() -> None:
     """With two by default, one set: on some processors a product of MKL then has other last bits."""
     ended = subprocess.run(

@@ -75,6 +75,7 @@ def test_a_part_that_is_missing(
     check_refused(published(name), tmp_path, change, CorruptCheckpointError, f"{layer}.{part}", "fetch it again")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layer", [EXPERT, DENSE])
 @pytest.mark.parametrize(("name", "part"), SCALES.items())
 def test_scales_that_are_no_numbers(
@@ -103,6 +104,7 @@ def test_parts_of_another_shape(
     check_refused(published(name), tmp_path, change, CorruptCheckpointError, f"{layer}.{part} is", "fetch it again")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layer", [EXPERT, DENSE])
 @pytest.mark.parametrize("part", ["weight.absmax", "weight.quant_map", "weight.nested_quant_map"])
 def test_bitsandbytes_with_fewer_scales(

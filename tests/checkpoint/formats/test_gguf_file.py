@@ -88,6 +88,7 @@ def test_a_number_of_parts_that_is_damaged(tmp_path: Path, count: Any) -> None:
     check_refused(path, CorruptCheckpointError, f"split.count is {count!r}", "fetch it again")
 
 
+@pytest.mark.slow
 def test_a_tokenizer_is_made_once_of_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[str] = []
     read = AutoTokenizer.from_pretrained

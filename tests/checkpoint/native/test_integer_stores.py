@@ -96,6 +96,7 @@ def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     return Case(request.param, tmp_path_factory.mktemp("store"))
 
 
+@pytest.mark.slow
 def test_restored_experts_are_the_dequantised_ones(case: Case) -> None:
     assert case.native.manifest.described == case.described
     assert case.dequantised.manifest.encoding == ""

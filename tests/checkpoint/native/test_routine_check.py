@@ -74,6 +74,7 @@ def test_the_check_weights_of_fp8_have_every_number_in_every_block() -> None:
     assert 250 < (floats < 0).sum() < 262
 
 
+@pytest.mark.slow
 @each_encoding
 @pytest.mark.parametrize("where", [0, -1, 3333])
 def test_a_routine_with_one_other_bit_is_not_used(
@@ -128,6 +129,7 @@ def test_torch_restores_forms_where_numba_fails(
     assert len(caplog.records) == 1, "one warning a process"
 
 
+@pytest.mark.slow
 @each_encoding
 @pytest.mark.parametrize(
     "error", [ImportError("no module named numba"), EOFError("Ran out of input"), TypeError("odd")]

@@ -47,6 +47,7 @@ def test_killed_after_some_layers(maker: StoreMaker, tmp_path: Path, whole: dict
     check_killed_after(maker, tmp_path / "store", whole, layers)
 
 
+@pytest.mark.slow
 def test_second_takes_over_from_a_first_that_dies(maker: StoreMaker, model: Path, tmp_path: Path) -> None:
     target, made = tmp_path / "store", []
     child = maker.start(target)

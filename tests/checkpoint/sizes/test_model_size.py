@@ -30,6 +30,7 @@ def known() -> dict[str, ModelSize]:
     return {path.stem: counts(path.stem) for path in CONFIGS.glob("*.json")}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "total", "active", "tolerance"),
     [  # billions, from the model cards; of gpt-oss the active ones without the embeddings

@@ -68,6 +68,7 @@ def passing(model: Any, watch: GateWatch, seen: Callable[[t.Visit, LayerWork], N
         model(input_ids=torch.tensor([PROMPT]), use_cache=False)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("names", [{"router": "skip"}, {"predictor": "next-gate"}, {"predictor": "next-layer"}])
 def test_of_what_gates_said_nothing_is_held_once_their_layer_is_over(model: Any, names: dict[str, str]) -> None:
     said: list[weakref.ref[torch.Tensor]] = []

@@ -89,6 +89,7 @@ def hosts(
     made.close()
 
 
+@pytest.mark.slow
 def test_other_workers_load_what_is_damaged_on_one(hosts: Hosts, reference: Any) -> None:
     expected = reference("float32", 0, TOKENS)
     assert hosts.answer(expected.prompt, partial(hosts.damage, 1)) == expected.tokens

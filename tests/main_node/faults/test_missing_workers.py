@@ -34,6 +34,7 @@ def served_of(demo_store: Callable[[str], Any]) -> Iterator[Callable[..., Served
         cluster.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shadowed", [False, True])
 def test_every_stream_is_cut_in_the_middle_of_an_answer(
     shadowed: bool, served_of: Callable[..., ServedCluster], nf4: ShadowModel, reference: Any
@@ -55,6 +56,7 @@ def test_every_stream_is_cut_in_the_middle_of_an_answer(
     assert cluster.engine.idle()
 
 
+@pytest.mark.slow
 def test_several_requests_wait_together(served_of: Callable[..., ServedCluster], reference: Any) -> None:
     cluster = served_of()
     wanted = [reference("float32", number, TOKENS) for number in range(2)]

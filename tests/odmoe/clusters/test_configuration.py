@@ -205,6 +205,7 @@ def test_a_host_with_slots_of_its_own_loads_the_forms_that_the_core_asks_for(
     assert (on_host.slots, on_host.forms) == (own, forms_of(found.core.system))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("given", "slots", "full_slots"),
     [

@@ -85,6 +85,7 @@ def test_it_is_the_processor_where_a_roles_weights_do_not_fit(
     assert chosen(store, loader="cuda", main_device="cuda:0") == ("cuda:0", "cpu")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scheme", ["fp16", "int8", "nf4"])
 def test_a_shadow_is_not_larger_than_is_thought(scheme: str, store: ExpertStore) -> None:
     """On the processor, where what is not quantised has twice the bytes."""

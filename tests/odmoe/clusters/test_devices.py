@@ -22,7 +22,7 @@ from support.paths import DEMO
 
 LAYERS, TOKENS = 8, 3
 ONCE = {
-    "dense.py:_moved",  # weights
+    "dense.py:_move_model",  # weights
     "quantise.py:_move",
     "quantise.py:quantise_linear",
     "chooser.py:prepared",  # tokens that end an answer
@@ -159,6 +159,7 @@ def test_so_does_one_with_log_probabilities_penalties_and_a_schema(
     assert guided == found + Counter({("to device", "transfer.py:to_device"): 1})
 
 
+@pytest.mark.slow
 def test_what_is_told_and_chosen_there_is_as_on_the_processor(
     machine: Machine, store: ExpertStore, prompt: list[int]
 ) -> None:

@@ -127,6 +127,7 @@ def test_the_same_for_python(planned: Callable[..., dict[str, Any]]) -> None:
     assert (found.model.experts, found.workers, len(found.tried) > 1) == (8, 8, True)
 
 
+@pytest.mark.slow
 def test_several_requests_at_once(
     planned: Callable[..., dict[str, Any]], cli: CommandLine, monkeypatch: pytest.MonkeyPatch
 ) -> None:

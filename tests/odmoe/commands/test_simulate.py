@@ -230,6 +230,7 @@ def test_a_trace_is_that_of_a_run(cli: CommandLine, tmp_path: Path) -> None:
     assert {span.row for span in spans} == {"main", "shadow", *(f"worker {n}" for n in range(8))}
 
 
+@pytest.mark.slow
 def test_recorded_routes_are_simulated_beside_what_was_measured(cli: CommandLine, log: Path) -> None:
     found = facts(cli, "--routes", str(log))
     (one,) = found["requests"]

@@ -110,6 +110,7 @@ def test_as_generate_ends(
     assert last.report.finish == "stop_text"
 
 
+@pytest.mark.slow
 def test_the_command_line_leaves_the_stop_out(cli: CommandLine, greedy: Any, demo: Path, gsm8k: list[str]) -> None:
     _, _, whole = greedy
     stop = whole[20:24]

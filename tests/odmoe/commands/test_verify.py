@@ -203,6 +203,7 @@ def test_a_device_without_room_for_the_reference_is_named(
     check_one_line(found, 1, "DoesNotFitError", words)
 
 
+@pytest.mark.slow
 def test_the_reference_is_that_of_the_tests(demo: Path, gsm8k: list[str], reference: Any, embedded: Any) -> None:
     expected = reference("float32", 1, 5)
     steps: list[int] = []

@@ -95,6 +95,7 @@ def test_a_ray_that_refuses_the_token(guarded: str) -> None:
             check_token(guarded, headers)
 
 
+@pytest.mark.slow
 def test_something_else_at_the_address_of_this_host(monkeypatch: pytest.MonkeyPatch) -> None:
     """It accepts connections and never answers."""
     monkeypatch.delenv("RAY_ADDRESS", raising=False)

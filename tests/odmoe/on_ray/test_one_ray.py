@@ -80,6 +80,7 @@ def test_an_answer_is_given_up_after_its_cluster_too(shutdowns: list[str]) -> No
     assert list(answer) == []
 
 
+@pytest.mark.slow
 def test_a_ray_that_does_not_start_in_time_is_named(
     store: Any, shutdowns: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -42,6 +42,7 @@ def test_a_raylet_starts_no_agent_and_waits_for_none() -> None:
     assert not any("agent.py" in word for word in found)
 
 
+@pytest.mark.slow
 def test_what_stands_for_an_agent_ends_with_its_raylet() -> None:
     program = (
         "import shlex, subprocess, sys; print(subprocess.Popen(shlex.split(sys.argv[1])).pid, flush=True); input()"

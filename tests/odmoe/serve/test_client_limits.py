@@ -75,6 +75,7 @@ def test_a_body_that_nobody_needs_and_does_not_come(hasty: Served) -> None:
     until(lambda: connections(hasty) == 0)
 
 
+@pytest.mark.slow
 def test_a_body_that_does_not_come(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(served.service, "limits", replace(served.service.limits, body_s=0.2))
     with connected(served, request_bytes(served, ASK)[:-10]) as client:
@@ -131,6 +132,7 @@ def test_a_client_that_reads_slowly_gets_everything(model: Model, monkeypatch: p
         until(lambda: is_idle(served))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stream", [True, False])
 def test_the_deadline_of_an_answer_that_nobody_reads(
     model: Model, endless: None, monkeypatch: pytest.MonkeyPatch, stream: bool

@@ -129,6 +129,7 @@ def of(title: str, legend: str) -> str:
     return str(found)
 
 
+@pytest.mark.slow
 def test_what_they_find_is_what_the_reports_say(world: World) -> None:
     first, second = world.reports
     (tokens,) = world.ask(of("Tokens a second", "answers")).values()  # type: ignore[union-attr]

@@ -281,6 +281,7 @@ def test_a_prefetch_of_a_request_that_is_not_in_the_step_makes_room() -> None:
 # --- a large cluster --------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("everything", [False, True])
 def test_a_thousand_workers_serve_61_layers_of_256_experts(everything: bool) -> None:
     """DeepSeek-V3's shape: one prefill and decode passes with a shadow that is right nine times in ten."""

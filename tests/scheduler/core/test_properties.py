@@ -215,6 +215,7 @@ def test_shared_loads_are_fewer(seed: int) -> None:
     assert sum(one.reused for one in stats) > sum(one.loads for one in stats)
 
 
+@pytest.mark.slow
 def test_worlds_with_any_choices_reach_every_branch_that_is_hard() -> None:
     runs = reached(eventful_plan, 80)
     expected = {

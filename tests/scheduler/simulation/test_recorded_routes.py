@@ -52,6 +52,7 @@ def again(scenario: Scenario, group: list[RecordedWorkload]) -> Outcome:
     return simulate_requests(scenario, arrivals)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("system", "acceptance", "said"),
     [

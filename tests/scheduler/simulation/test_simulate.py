@@ -185,6 +185,7 @@ def test_spans_respect_slots_and_links(profile: Profile) -> None:
             assert not any(s.label != computed.label and before < s.end <= computed.start for s in loads)
 
 
+@pytest.mark.slow
 def test_a_thousand_workers_and_deepseeks_shape(profile: Profile) -> None:
     """256 experts x 61 layers, top-8: enough groups that no load is waited for once predictions are early."""
     p = replace(profile, layers=61, experts=256, top_k=8)

@@ -30,6 +30,7 @@ def side(demo_store: Any) -> Any:
         one.close()
 
 
+@pytest.mark.slow
 def test_a_run_that_goes_on_asks_what_was_asked_before(side: Any) -> None:
     """What stands in the slots at a prompt is the same whether the prompts before it were measured in this run."""
     names = ("token_ids", "loads_a_token", "hit_rate", "bytes_a_token", "prefill_bytes", "device_bytes")
@@ -42,6 +43,7 @@ def test_a_run_that_goes_on_asks_what_was_asked_before(side: Any) -> None:
     assert first["prefill_bytes"] != alone["prefill_bytes"]  # a new cluster has nothing in its slots
 
 
+@pytest.mark.slow
 def test_each_cluster_has_its_own_number_of_threads(demo_store: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Half of the cores with a shadow, all without one: also where the one with a shadow was started last."""
     monkeypatch.setattr(settings_module, "available_cores", lambda: 2)

@@ -27,6 +27,7 @@ def one_layer(demo: Path) -> int:
     return config["num_local_experts"] * 3 * config["hidden_size"] * config["intermediate_size"] * 4
 
 
+@pytest.mark.slow
 def test_both_give_the_tokens_of_eager(
     demo: Path, offloaded: peers.Peer, reference: Callable[[str, int, int], Any]
 ) -> None:

@@ -117,6 +117,7 @@ def test_held_out_text_is_half_problems_half_sonnets(demo: Path, text: list[int]
         quality.held_out(tokenizer, 1_000_000)
 
 
+@pytest.mark.slow
 def test_a_cluster_that_is_forced_through_a_text(
     demo: Path, demo_store: Callable[[str], Any], model: Any, text: list[int]
 ) -> None:
@@ -135,6 +136,7 @@ def test_a_cluster_that_is_forced_through_a_text(
     assert quality.losses(found, window) == pytest.approx(quality.losses(expected, window), abs=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("given", [1, 7])
 def test_a_forced_text_after_a_prompt_of_some_tokens(given: int, demo_store: Any) -> None:
     from transformers import AutoModelForCausalLM

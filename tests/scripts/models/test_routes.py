@@ -19,6 +19,7 @@ def test_shares_are_those_counted_by_hand(monkeypatch: pytest.MonkeyPatch) -> No
     assert found.popular == (1 / 8, 3 / 8, 3 / 8)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", [RouteModel(0.0, 1.0), RouteModel(3.0, 1.0), RouteModel(2.0, 4.0)])
 def test_a_fit_finds_what_routes_were_drawn_from(model: RouteModel) -> None:
     texts = routes.drawn(model, 2, 8, 2, [400, 400, 400])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+import pytest
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from scripts.lib import bench
@@ -24,6 +25,7 @@ def test_comparisons_run_on_it_unless_told_otherwise() -> None:
     assert bench.MODELS == ("models/many-moe",)
 
 
+@pytest.mark.slow
 def test_it_reads_text_that_neither_has_seen_as_well_as_the_demo_model() -> None:
     losses: dict[str, list[float]] = {"gsm8k_test.jsonl": [], "sonnets.txt": []}
     for name in ("many-moe", "demo-moe"):

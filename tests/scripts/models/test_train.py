@@ -43,6 +43,7 @@ def texts(tmp_path_factory: pytest.TempPathFactory, gsm8k: list[str]) -> Path:
     return folder
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shape", ["demo", "fine"])
 def test_a_checkpoint_that_works(shape: str, texts: Path, tmp_path: Path, run: Any, capsys: Any) -> None:
     import torch
@@ -76,6 +77,7 @@ def test_a_checkpoint_that_works(shape: str, texts: Path, tmp_path: Path, run: A
         cluster.close()
 
 
+@pytest.mark.slow
 def test_interrupted_it_goes_on(
     texts: Path, tmp_path: Path, run: Any, capsys: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -107,6 +109,7 @@ def test_interrupted_it_goes_on(
     assert json.loads(said.out)["steps"] == 7
 
 
+@pytest.mark.slow
 def test_training_starts_from_another_model(texts: Path, tmp_path: Path, run: Any, capsys: Any) -> None:
     """What has the same name and shape is copied, the experts are not, and the tokenizer is that of the other model."""
     from transformers import AutoModelForCausalLM, AutoTokenizer

@@ -11,6 +11,7 @@ from scheduler.types import ModelShape
 from scripts.papers import prediction, prediction_count
 
 
+@pytest.mark.slow
 def test_one_short_run(run_script: Any, tmp_path: Path) -> None:
     flags = ["--model", "models/demo-moe", "--quick", "--prompts", "1", "--tokens", "5"]
     rows = run_script(prediction, *flags, name="prediction-demo-moe-quick").table

@@ -64,6 +64,7 @@ def test_the_paper_stands_beside_the_same_cases() -> None:
     assert "paper" not in show.of_docs(ours, "native")
 
 
+@pytest.mark.slow
 def test_a_small_run(run_script: Any) -> None:
     flags = ["--quick", "--parts", "quality", "--problems", "1", "--tokens", "4", "--text-tokens", "12"]
     rows = run_script(table2, *flags, name="table2-quick").facts["rows"]

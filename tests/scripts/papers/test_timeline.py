@@ -79,6 +79,7 @@ def test_several_tokens_share_the_width(
     assert (two[1] - two[0]) / (one[1] - one[0]) == pytest.approx(0.5, abs=0.02)
 
 
+@pytest.mark.slow
 def test_a_simulation_can_be_drawn(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -15,6 +15,7 @@ from scripts.peers.groups import Refused, find_groups
 TASK = forced_task(0, 0, 4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shape", ["mixtral"], indirect=True)
 def test_it_answers_and_tells_time_and_memory(checkpoint: Path) -> None:
     process = EngineProcess(Engine(EAGER, checkpoint, torch.get_num_threads()))
@@ -32,6 +33,7 @@ def test_it_answers_and_tells_time_and_memory(checkpoint: Path) -> None:
     assert process.start_s == start
 
 
+@pytest.mark.slow
 def test_a_failure_says_what_the_process_said(tmp_path: Path) -> None:
     process = EngineProcess(Engine(EAGER, tmp_path / "nothing", 1))
     with pytest.raises(EngineFailed, match=r"Transformers eager ended \(1\): .*CheckpointError"):

@@ -42,6 +42,7 @@ def test_eager_is_given_the_forced_tokens(checkpoint: Path) -> None:
     assert 0 < found.decode_s
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("system", [{"system": "fully-cached"}, {"system": "hybrimoe", "device_memory": "50%"}])
 def test_ours_chooses_the_tokens_of_eager(
     checkpoint: Path, eager: Turn, tmp_path: Path, system: dict[str, str]

@@ -128,6 +128,7 @@ def wait_for(arrivals: threading.Semaphore, count: int) -> None:
         assert arrivals.acquire(timeout=WAIT_S), f"fewer than {count} came"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("busy", ["node", "main node"])
 def test_a_busy_handler_is_not_a_dead_one(kit, beats, busy):
     """The other end goes on hearing it; and its own end, which hears nothing meanwhile, does not count that."""
@@ -200,6 +201,7 @@ def slow_link(address: str, bytes_a_second: float):
             end.close()
 
 
+@pytest.mark.slow
 def test_a_large_message_on_a_slow_link_is_not_silence(kit):
     """1 MB at 1 MB/s takes a second, in which nothing whole arrives; a slower link yet would be allowed."""
     pulse = Pulse(beat_s=0.05, lost_after_s=0.5, slowest_link=1e5)
@@ -217,6 +219,7 @@ def test_a_large_message_on_a_slow_link_is_not_silence(kit):
         assert heard.end() is None
 
 
+@pytest.mark.slow
 def test_an_idle_stream_stays(kit):
     heard = Recorder()
     channel = kit.connect(kit.serve().address, heard)

@@ -152,6 +152,7 @@ def echoes(peer: PeerHandler) -> bool:
     return isinstance(peer.ask(Echo(1), Echo, WAIT_S), Echo)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("session", ["the second", ""])
 def test_a_second_main_node_is_refused_by_name(kit, server, session, caplog):
     caplog.set_level(logging.WARNING, "wire")

@@ -108,6 +108,7 @@ def test_the_certificates_of_each_side_may_differ_in_address(kit, authority):
     assert heard.take(1) == ECHO
 
 
+@pytest.mark.slow
 def test_a_certificate_that_expires_while_a_stream_is_open(kit, authority):
     """The stream goes on; a new one is refused by name, whichever side it is whose certificate has expired."""
     ca = authority()

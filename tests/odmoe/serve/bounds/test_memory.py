@@ -101,6 +101,7 @@ def large(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(TextAnswer, "_read", read)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("large")
 def test_results_that_wait(model: Model) -> None:
     ask = ASK | {"logprobs": 20}

@@ -33,6 +33,7 @@ def live_through(plans: Iterable[Plan]) -> Counter[str]:
     return runs
 
 
+@pytest.mark.slow
 def test_whatever_happens_the_referee_finds_nothing_wrong() -> None:
     """And the worlds reach every end that an audit can have."""
     runs = live_through(worlds_with_audits(45))

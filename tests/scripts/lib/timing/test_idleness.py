@@ -28,6 +28,7 @@ def test_own_work_is_not_others(monkeypatch: pytest.MonkeyPatch) -> None:
     assert others.cores == pytest.approx(2.0)
 
 
+@pytest.mark.slow
 def test_a_busy_process_beside_this_one_is_seen() -> None:
     busy = subprocess.Popen([sys.executable, "-c", "while True: pass"])
     try:

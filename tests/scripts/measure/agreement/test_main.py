@@ -84,6 +84,7 @@ def test_requests_that_were_answered_together_are_compared(tmp_path: Path) -> No
         recorded_runs.compare_together(recording, times, 5, "rtx3090-1gbe")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("batch_dense", [False, True])
 @pytest.mark.parametrize("draft", [3, "auto"])
 def test_drafts_of_several_requests_are_compared(tmp_path: Path, draft: int | str, batch_dense: bool) -> None:
@@ -104,6 +105,7 @@ def test_drafts_of_several_requests_are_compared(tmp_path: Path, draft: int | st
     assert agreement.COLUMNS[0].text(row) == "local, fp16, late, 2 requests"
 
 
+@pytest.mark.slow
 def test_drafts_of_requests_one_by_one_are_compared(tmp_path: Path) -> None:
     """What the warm-up has shown of the cost of rows is known to the request after it, measured and simulated."""
     scenario = Scenario(find_profile("rtx3090-1gbe"), tokens=24, requests=2, parallel=1, draft="auto")

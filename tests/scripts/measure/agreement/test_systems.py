@@ -63,6 +63,7 @@ def recorded(file: Path) -> tuple[Recording, list[tuple[float, float]]]:
     return read_recording(file), [(of[0] - at, of[-1] - of[0]) for at, of in done]
 
 
+@pytest.mark.slow
 def test_the_second_prompt_finds_what_the_first_has_left(tmp_path: Path) -> None:
     """Against the simulator's own recording: it takes as long once more, and less than with an empty cache."""
     recording, times = recorded(tmp_path / "log")
