@@ -194,8 +194,7 @@ class MainNode:
         sequence = Sequence(prompt, room, family.new_cache(self.model.config))
         stopped = stopper(stop, prompt) if stop and stopper is not None else None
         scores = PromptScores(prompt, prompt_logprobs) if prompt_logprobs is not None else None
-        drafts = self.drafting.begin(prompt, room)
-        request = Request(next(self._numbers), sequence, chooser, drafts, stopped, chooser.logprobs, scores)
+        request = Request(next(self._numbers), sequence, chooser, stopped, chooser.logprobs, scores)
         steps = self._steps(request)
         answer = Answer(self._give_up, request, steps)
         self._loops.add(answer, steps)
@@ -227,7 +226,9 @@ class MainNode:
         with contextlib.ExitStack() as at_end:
             at_end.callback(self.engine.on_answered, request)
             at_end.callback(self._note_cache_bytes)
+            at_end.callback(request.forget_predictions)
             at_end.enter_context(self.steps.taking_part(request))
+            request.drafts = self.drafting.begin(request.sequence.prompt, request.sequence.max_new_tokens)
             yield
 
     def _tokens(self, request: Request, began: float) -> Generator[Step, None, tuple[Step, str, Times]]:
@@ -381,8 +382,9 @@ class MainNode:
                 break
         self._note_cache_bytes(block.nbytes)
         block.cut(len(gained))
-        if request.drafts is not None:
-            request.drafts.on_verified(len(gained))
+        drafts = request.drafts
+        if drafts is not None:
+            drafts.on_verified(len(gained))
         self.engine.on_verified(len(tokens) - 1, request.accepted - before)
         self.engine.spans.end_pass(request.number)
         return tuple(gained)

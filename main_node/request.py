@@ -31,14 +31,14 @@ class Request:
     sequence: Sequence
     """Tokens and KV cache."""
     chooser: Chooser
-    drafts: Drafts | None = None
-    """Of the next tokens, where any are made. Thread-safe."""
     stopped: Callable[[int], bool] | None = None
     """Takes every token in order; True once the answer has reached a stop text."""
     logprobs: deque[TokenLogprobs] = field(default_factory=deque)
     """Of tokens that were chosen and not shown yet, in their order; empty where nobody wants them."""
     prompt_scores: PromptScores | None = None
     """Where log-probabilities of the prompt are wanted."""
+    drafts: Drafts | None = None
+    """Of the next tokens, while it computes and where any are made. Thread-safe; whoever uses them reads this once."""
     cancelled: threading.Event = field(default_factory=threading.Event)
     """Set from any thread."""
     last_rows: dict[int, tuple[int, torch.Tensor]] = field(default_factory=dict)
@@ -97,6 +97,15 @@ class Request:
             raise RequestCancelledError(f"request {self.number} was cancelled")
 
     def free(self) -> None:
-        """No pass follows: give up what only passes need."""
+        """It has its last token: give up its cache."""
         self.sequence.free()
+
+    def forget_predictions(self) -> None:
+        """No pass follows: give up what predicts the next one. A pass that is still under way may see it go."""
+        self.drafts = None
         self.last_rows.clear()
+
+    def forget_outputs(self) -> None:
+        """Nothing follows: give up what its outputs would be checked with. With the engine's lock held."""
+        self.sources.clear()
+        self.largest_gains.clear()

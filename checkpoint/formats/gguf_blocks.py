@@ -52,31 +52,43 @@ def published_blocks(kind: int, rows: torch.Tensor) -> Parts:
 
 def has_encoding(file: GgufFile) -> bool:
     """Whether a store can keep the experts of some layer as published."""
-    return any(any(kept_bits(tensor.kind) for tensor in tensors) for tensors in _experts(file))
+    return any(kept_bits(tensor.kind) for layer in _experts(file) for tensor in layer.values())
 
 
 def expert_bits(file: GgufFile) -> float:
     """Bits that a store keeps for each value of an expert as published, of the layer with the most; 0 where it
     dequantises them."""
     found = [_layer_bits(tensors) for tensors in _experts(file)]
-    return max(found) if found and all(found) else 0.0
+    return max(found) if has_encoding(file) and all(found) else 0.0
 
 
-def _experts(file: GgufFile) -> list[list[GgufTensor]]:
-    """Their tensors, by layer."""
-    layers: dict[str, list[GgufTensor]] = {}
+def _experts(file: GgufFile) -> list[dict[str, GgufTensor]]:
+    """The tensors of each layer's: `gate`, `up`, `down`, or `gate_up`."""
+    layers: dict[str, dict[str, GgufTensor]] = {}
     for name, tensor in file.tensors.items():
         if name.endswith("_exps.weight"):
-            layers.setdefault(name.partition(".ffn_")[0], []).append(tensor)
+            layer, _, which = name.removesuffix("_exps.weight").partition(".ffn_")
+            layers.setdefault(layer, {})[which] = tensor
     return list(layers.values())
 
 
-def _layer_bits(tensors: list[GgufTensor]) -> float:
-    values = [math.prod(tensor.shape) for tensor in tensors]
-    bits = [kept_bits(tensor.kind) for tensor in tensors]
+def _layer_bits(tensors: dict[str, GgufTensor]) -> float:
+    """Gate and up-projection are one parameter, whose blocks must be of one type. Floats stay as they are."""
+    halves = {tensors[which].kind for which in ("gate", "up") if which in tensors}
+    if len(halves) > 1 and any(map(quantised_kind, halves)):
+        return 0.0
+    values = [math.prod(tensor.shape) for tensor in tensors.values()]
+    bits = [kept_bits(tensor.kind) or _float_bits(tensor.kind) for tensor in tensors.values()]
     if not all(bits):
         return 0.0
     return sum(count * each for count, each in zip(values, bits, strict=True)) / sum(values)
+
+
+def _float_bits(kind: int) -> float:
+    """Bits of a value of a type without blocks; 0 for one with blocks."""
+    from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
+
+    return 0.0 if quantised_kind(kind) else 8.0 * GGML_QUANT_SIZES[GGMLQuantizationType(kind)][1]
 
 
 def kept_bits(kind: int) -> float:

@@ -87,7 +87,7 @@ class Integers(Encoding):
         groups = parts[SCALES][1][1]
         if groups > columns or (ORDER not in parts and columns % groups):
             return False
-        if not all(_fits_level(rows, groups, parts, name) for name in _UNITS if name in parts):
+        if not all(_fits_level(rows, columns, parts, name) for name in _UNITS if name in parts):
             return False
         if MINIMUMS in parts and (ZEROS in parts or self._rounds):
             return False
@@ -208,15 +208,17 @@ def _rows_at_once(rows: int, columns: int, piece: int) -> int:
     return min(max(piece // max(columns, 1), 1), rows)
 
 
-def _fits_level(rows: int, groups: int, parts: Shapes, name: str) -> bool:
+def _fits_level(rows: int, columns: int, parts: Shapes, name: str) -> bool:
     """Whether scales or minimums are floats, or multiples of units of some groups together."""
-    (kind, shape), units = parts[name], parts.get(_UNITS[name])
+    (kind, shape), units, groups = parts[name], parts.get(_UNITS[name]), parts[SCALES][1][1]
     if shape != (rows, groups):
         return False
     if units is None:
         return kind in _FLOATS
     few = units[1]
-    return kind in _STEPS and units[0] == "float16" and few[0] == rows and groups % few[1] == 0 and ORDER not in parts
+    steps = _STEPS if name == SCALES else ("uint8",)
+    fits = few[0] == rows and groups % few[1] == 0 and 2 * few[1] <= columns
+    return kind in steps and units[0] == "float16" and fits and ORDER not in parts
 
 
 def _fits_order(rows: int, columns: int, parts: Shapes) -> bool:

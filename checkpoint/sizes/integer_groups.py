@@ -21,17 +21,21 @@ class IntegerGroups(NamedTuple):
     has_order: bool = False
     rows: int = 1
     """That share their scales."""
+    may_be_uneven: bool = False
+    """A last group may be smaller than the others: its inputs then have an order."""
 
     def bits_of(self, hidden: int, inner: int, up_rows: int) -> float:
         """Of an element of an expert: a matrix [up_rows, hidden] and one [hidden, inner]. 0 where groups do not divide
         the rows, or rows the matrices, which are then stored dequantised."""
-        matrices = ((up_rows, hidden), (hidden, inner))
-        if any(rows % self.rows or columns % (self.size or 1) for rows, columns in matrices):
-            return 0.0
-        groups = sum(rows * columns // (self.size or columns) for rows, columns in matrices)
-        order = (up_rows // inner * hidden + inner) * _ORDER_BITS * self.has_order
-        values = sum(rows * columns for rows, columns in matrices)
-        return self.bits + (groups * self.side_bits + order) / values
+        values = side = 0.0
+        for rows, columns, orders in ((up_rows, hidden, up_rows // inner), (hidden, inner, 1)):
+            groups, rest = divmod(columns, self.size or columns)
+            if rows % self.rows or (rest and not self.may_be_uneven):
+                return 0.0
+            values += rows * columns
+            side += rows * (groups + bool(rest)) * self.side_bits
+            side += orders * columns * _ORDER_BITS * (self.has_order or bool(rest))
+        return self.bits + side / values
 
 
 def integer_groups(method: str, settings: dict[str, Any]) -> IntegerGroups | None:
@@ -41,7 +45,8 @@ def integer_groups(method: str, settings: dict[str, Any]) -> IntegerGroups | Non
             return _of(4, settings.get("group_size", 128), zeros=True)
         case "gptq":
             order = settings.get("desc_act") is True
-            return _of(settings.get("bits", 4), settings.get("group_size", 128), zeros=True, order=order)
+            found = _of(settings.get("bits", 4), settings.get("group_size", 128), zeros=True, order=order)
+            return found and found._replace(may_be_uneven=True)
         case "compressed-tensors":
             return _compressed(settings)
     return None

@@ -133,10 +133,11 @@ def _divides(block: tuple[int, int], experts: _Experts) -> bool:
 def _layers_left_out(settings: dict[str, Any], size: ModelSize) -> int:
     """How many layers' experts `modules_to_not_convert` names, by the rules of Transformers' `should_convert_module`.
     The layers without experts are taken to be the first. Raises UnsupportedFormatError for another type than a list."""
-    named = settings.get("modules_to_not_convert") or settings.get("ignore") or []
+    key = "modules_to_not_convert" if settings.get("modules_to_not_convert") else "ignore"
+    named = settings.get(key) or []
     if not isinstance(named, list):
         raise UnsupportedFormatError(
-            f"modules_to_not_convert in the quantization_config of config.json is {named!r}; it must be a list of names"
+            f"{key} in the quantization_config of config.json is {named!r}; it must be a list of names"
         )
     patterns = [one for one in named if isinstance(one, str)]
     return sum(

@@ -154,8 +154,9 @@ class Engine:
 
     def _on_draft(self, message: w.Draft) -> None:
         request = self._requests.get(message.request)
-        if request is not None and request.drafts is not None:
-            request.drafts.offer(message)
+        drafts = request.drafts if request is not None else None
+        if drafts is not None:
+            drafts.offer(message)
 
     # --- events in, commands out --------------------------------------------------------------------------------
 
@@ -286,7 +287,8 @@ class Engine:
             try:
                 self.post(t.RequestClosed(number, tokens))
             finally:
-                if self._requests.pop(number, None) is not None:
+                if self._requests.pop(number, None) is not None and request is not None:
+                    request.forget_outputs()
                     self._ended.answer_tokens += tokens
                     self.reach.on_closed()
             stats = self.core.stats.pop(number, None)

@@ -148,8 +148,11 @@ class MainPace:
         self._emulation.adopt(begin)
 
     def begin_layer(self, requests: Iterable[int]) -> None:
-        """In a batched step: these passes, which all have their last answers, go on with the next layer together."""
-        times = [self._of(request) for request in requests]
+        """In a batched step: these passes, which all have their last answers, go on with the next layer together. One
+        whose request was closed meanwhile keeps nobody waiting."""
+        times = [self._requests[request] for request in requests if request in self._requests]
+        if not times:
+            return
         layer_s = self._emulation.profile.main_s(sum(one.tokens for one in times))
         self._together = max(one.ready for one in times) + layer_s
 

@@ -30,12 +30,13 @@ def memory_text(setup: Setup) -> str:
     slots = setup.policy.slots or 1
     of = f" of the {megabytes(int(given))} given" if given else ""
     most = f"; {setup.hardware.slots(model)} fit" if given and setup.hardware.slots(model) > slots else ""
+    least = "" if setup.policy.slots else ", the least,"
     rows = {
         "model": f"{model.name}: {model.layers} layers of {model.experts} experts, {model.top_k} a token, "
         f"{megabytes(model.expert_bytes)} each; {_many(model.dense + model.experts_all)} parameters",
         "main node": f"{megabytes(needs['main'])}: dense weights, and the cache of {model.context} tokens",
         "shadow": f"{megabytes(needs['shadow'])} ({setup.policy.shadow})" if needs["shadow"] else "none",
-        "a worker": f"{megabytes(needs['worker'])}{of}: {_slots(slots)} and room to compute{most}; "
+        "a worker": f"{megabytes(needs['worker'])}{of}: {_slots(slots)}{least} and room to compute{most}; "
         f"{megabytes(needs['store'])} of host memory or disk for all experts",
         "whole model": f"{megabytes(needs['whole'])} on one device"
         + f", {megabytes(needs['whole_dequantised'])} dequantised" * (model.native_bits > 0),

@@ -16,6 +16,7 @@ from checkpoint.sharding.source import open_source
 from checkpoint.sharding.weights import places
 from checkpoint.store import ExpertStore
 from scheduler.errors import CorruptCheckpointError
+from support.cases import slow_except
 from support.models import gguf_files, packed
 from support.models.checkpoints import build
 from support.models.store_making import shard
@@ -91,12 +92,14 @@ class Case:
         )
 
 
-@pytest.fixture(scope="module", params=CASES)
+FAST = ("gptq-in-any-order", "gguf-Q4_0", "compressed-fp8-in-blocks")
+
+
+@pytest.fixture(scope="module", params=slow_except(FAST, CASES))
 def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Case:
     return Case(request.param, tmp_path_factory.mktemp("store"))
 
 
-@pytest.mark.slow
 def test_restored_experts_are_the_dequantised_ones(case: Case) -> None:
     assert case.native.manifest.described == case.described
     assert case.dequantised.manifest.encoding == ""

@@ -12,6 +12,7 @@ from gguf import GGMLQuantizationType as Kind
 
 from checkpoint.native.encodings import ENCODINGS
 from checkpoint.sharding.source import open_source
+from checkpoint.sizes.integer_groups import integer_groups
 from checkpoint.store import ExpertStore
 from checkpoint.tensors import PAGE
 from odmoe.api.plan_model import model_of, read_config
@@ -85,7 +86,7 @@ def test_memory_to_restore_on_a_gpu(config: str, quantisation: dict[str, Any]) -
     [
         ("deepseek-v3", None),
         ("deepseek-v3", {"quant_method": "bitsandbytes", "load_in_4bit": True}),
-        ("deepseek-v3", {"quant_method": "gptq", "bits": 4, "group_size": 96}),
+        ("deepseek-v3", {"quant_method": "awq", "bits": 4, "group_size": 96}),
         ("deepseek-v3", {"quant_method": "gptq", "bits": "4", "group_size": 128}),
         ("deepseek-v3", compressed(type="float", strategy="tensor_group", group_size=16)),
         ("deepseek-v3", compressed(num_bits=8, type="float", strategy="block", block_structure=[96, 128])),
@@ -218,3 +219,13 @@ def check_size(given: Path, store: ExpertStore, experts: str) -> None:
     assert abs(size.expert_bytes - store.manifest.blob_bytes) <= PAGE
     restored = store.manifest.restored_bytes if store.manifest.encoding else 0
     assert abs(size.restored_bytes - restored) <= PAGE
+
+
+def test_groups_of_gptq_that_do_not_divide_a_row_have_an_order() -> None:
+    """Of the others' they are dequantised. 96 columns are 3 groups of 40 inputs, the last of 16."""
+    settings = {"bits": 4, "group_size": 40}
+    gptq_groups, awq_groups = (integer_groups(method, settings) for method in ("gptq", "awq"))
+    assert gptq_groups is not None
+    assert awq_groups is not None
+    assert gptq_groups.bits_of(96, 96, 192) == 4 + (3 * 24 * 3 + 3 * 16) / (96 * 3)
+    assert awq_groups.bits_of(96, 96, 192) == 0

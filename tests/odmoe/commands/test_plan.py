@@ -84,7 +84,7 @@ def test_what_is_known_first_comes_first(cli: CommandLine) -> None:
         "704.6 MB each",
         "main node 7.50 GB",
         "shadow 47.50 GB (int8)",
-        "a worker 728.8 MB of the 1.00 GB given: 1 slot and room to compute; 180.39 GB of host memory",
+        "a worker 728.8 MB of the 1.00 GB given: 1 slot, the least, and room to compute; 180.39 GB of host memory",
         "whole model 187.88 GB",
     ):
         assert part in " ".join(roles.split())
