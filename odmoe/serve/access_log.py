@@ -34,6 +34,8 @@ class Record:
     method: str
     path: str
     began: float = field(default_factory=time.perf_counter)
+    ended: float | None = None
+    """When the last byte of the answer was sent. The line comes later, with the recall."""
     status: int = 0
     model: str | None = None
     stream: bool = False
@@ -60,7 +62,7 @@ class Record:
 
     def facts(self) -> dict[str, Any]:
         """In the order of a line. Without what is not known."""
-        total = time.perf_counter() - self.began
+        total = (self.ended or time.perf_counter()) - self.began
         found = {
             "time": utc_time(),
             "id": self.id,
@@ -117,6 +119,8 @@ class AccessLog:
                 record.status = message["status"]
                 MutableHeaders(scope=message)["x-request-id"] = record.id
             await send(message)
+            if message["type"] == "http.response.body" and not message.get("more_body", False):
+                record.ended = time.perf_counter()
 
         try:
             await self._app(scope, receive, send_noted)

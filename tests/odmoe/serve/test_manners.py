@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import socket
 import threading
@@ -13,7 +14,7 @@ import httpx2
 import openai
 import pytest
 
-from odmoe.serve.access_log import Record
+from odmoe.serve.access_log import AccessLog, Record
 from scheduler.errors import MainNodeLostError, NonFiniteError
 from support.machines.gated_answers import begun, gated
 from support.machines.http_service import WAIT_S, Served, demo_model, is_idle, request_bytes, serving, until
@@ -217,6 +218,24 @@ def test_the_ends_of_many_answers_are_one_word_each_in_the_log() -> None:
     for recall, tokens in ((0.5, 10), (1.0, 30)):
         record.on_answered("stop", SimpleNamespace(recall=recall, new_tokens=tokens))  # type: ignore[arg-type]
     assert record.facts()["recall"] == 0.875
+
+
+def test_the_total_time_is_that_to_the_last_byte() -> None:
+    """What follows it, such as the wait for the recall, is not the client's."""
+    lines: list[dict[str, Any]] = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b"a", "more_body": True})
+        await send({"type": "http.response.body", "body": b""})
+        await asyncio.sleep(0.5)
+
+    async def send(message: Any) -> None:
+        pass
+
+    log = AccessLog(app, lambda line: None, lambda facts: lines.append(facts) or "")  # type: ignore[func-returns-value]
+    asyncio.run(log({"type": "http", "method": "GET", "path": "/v1/models"}, None, send))  # type: ignore[arg-type]
+    assert 0 < lines[0]["total_s"] < 0.4
 
 
 def test_a_log_line(model: Model) -> None:
