@@ -33,7 +33,7 @@ class ArithmeticModel:
 
     def __init__(self, window: int = 0, states: bool = False) -> None:
         self._window, self._states = window, states
-        self.routed: Callable[[int, list[int], list[float]], None] | None = None
+        self.on_routed: Callable[[int, list[int], list[float]], None] | None = None
         self.on_layer: Callable[[], None] = lambda: None
 
     def new_cache(self) -> Any:
@@ -74,9 +74,9 @@ class ArithmeticModel:
             if in_coroutine():
                 chosen, weights = torch.tensor([experts]), torch.tensor([[0.5, 0.5]])
                 suspend(Gate(layer, row.view(1, 1), chosen, weights, [0.5, 0.5]))
-            elif self.routed is not None:
+            elif self.on_routed is not None:
                 self.on_layer()
-                self.routed(layer, experts, [0.5, 0.5])
+                self.on_routed(layer, experts, [0.5, 0.5])
         return value
 
 
