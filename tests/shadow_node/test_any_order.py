@@ -81,6 +81,7 @@ def test_what_stands_is_what_a_shadow_predicts_that_waits(
         assert [bench.stands(one, step) for step in range(PASSES)] == wanted
 
 
+@pytest.mark.slow
 @settings(max_examples=35, deadline=None)
 @given(data=st.data(), seed=st.integers(0, 10**6), closes=st.integers(1, 30))
 def test_a_shadow_that_is_overtaken_is_right_again_with_the_next_alignment(

@@ -120,6 +120,7 @@ def test_an_interrupted_store_is_resumed(native: ExpertStore, source: Source, tm
     assert contents(target) == contents(native.path)
 
 
+@pytest.mark.slow
 def test_a_run_that_was_to_dequantise_is_not_resumed(native: ExpertStore, source: Source, tmp_path: Path) -> None:
     target = tmp_path / "other" / "store"
     target.parent.mkdir()
@@ -239,6 +240,7 @@ def _scales_in_bfloat16(weights: dict[str, torch.Tensor], name: str) -> None:
     weights[f"{name}_scale_inv"] = weights[f"{name}_scale_inv"].bfloat16()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("change", [_in_e5m2, _scales_in_bfloat16])
 def test_experts_that_differ_are_all_dequantised(tmp_path: Path, change: Change) -> None:
     source = changed_qwen(tmp_path / "model", change)

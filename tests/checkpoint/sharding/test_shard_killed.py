@@ -12,7 +12,6 @@ import pytest
 
 from checkpoint.sharding.shard import make_store
 from checkpoint.sharding.source import open_source
-from support.cases import slow_except
 from support.models.store_making import (
     StoreMaker,
     check_killed_after,
@@ -42,7 +41,8 @@ def maker(model: Path) -> Iterator[StoreMaker]:
     made.close()
 
 
-@pytest.mark.parametrize("layers", slow_except((1,), (1, 7)))
+@pytest.mark.slow
+@pytest.mark.parametrize("layers", [1, 7])
 def test_killed_after_some_layers(maker: StoreMaker, tmp_path: Path, whole: dict[str, bytes], layers: int) -> None:
     check_killed_after(maker, tmp_path / "store", whole, layers)
 

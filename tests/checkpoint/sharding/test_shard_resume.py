@@ -131,6 +131,7 @@ def test_a_line_of_the_journal_that_was_changed_is_not_believed(
     assert contents(target) == whole
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("what", ["dtype", "weights", "format"])
 def test_half_of_another_is_dropped(model: Path, tmp_path: Path, whole: dict[str, bytes], what: str) -> None:
     target, copy = tmp_path / "store", Path(shutil.copytree(model, tmp_path / "model"))
@@ -213,6 +214,7 @@ def test_first_that_does_not_get_on(model: Path, tmp_path: Path, monkeypatch: py
     shard(open_source(model), tmp_path / "store").verify()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("there", "dtype"), [(False, "bfloat16"), (True, "float32")], ids=["no directory", "an empty directory"]
 )

@@ -149,6 +149,7 @@ def test_a_changed_configuration(family: str, change: dict[str, Any]) -> None:
     agree(small(family) | change)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", SMALL)
 def test_a_key_that_is_left_out(family: str) -> None:
     fields = small(family)

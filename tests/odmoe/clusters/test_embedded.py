@@ -42,6 +42,7 @@ def test_closed_while_its_shadow_is_made(demo_store: Any, monkeypatch: pytest.Mo
     assert joined == []
 
 
+@pytest.mark.slow
 def test_threads_end_with_the_cluster(demo_store: Any) -> None:
     before = set(threading.enumerate())
     cluster = EmbeddedCluster(Settings(model="demo", shadow="nf4", threads=1, workers=2), demo_store("bfloat16"))

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from support.machines.cli import CommandLine, check_one_line
 
 
+@pytest.mark.slow
 def test_a_full_disk_under_commands(cli: CommandLine, demo: Path, small_disk: Path) -> None:
     """A simulation's trace, an answer's recording and trace: one line names the file, and nothing is left."""
     file = small_disk / "file"

@@ -259,6 +259,7 @@ def drafted(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return recorded(tmp_path_factory.mktemp("log") / "drafted", scenario, draft=3, draft_from="shadow")
 
 
+@pytest.mark.slow
 def test_recorded_drafts_are_simulated_as_they_were(cli: CommandLine, drafted: Path) -> None:
     found = facts(cli, "--routes", str(drafted))
     (one,) = found["requests"]

@@ -93,6 +93,7 @@ def test_without_max_tokens_there_are_sixteen(client: OpenAI) -> None:
     assert usage.completion_tokens == 16
 
 
+@pytest.mark.slow
 def test_characters_of_several_tokens_arrive_whole(client: OpenAI, tokenizer: Any) -> None:
     """The bias makes the answer one token, a byte of no character, and then characters of four bytes."""
     emoji = tokenizer("😀", add_special_tokens=False)["input_ids"]
@@ -142,6 +143,7 @@ def test_a_seed_draws_the_tokens_of_odmoe_generate(
     assert (len({choice.text for choice in again.choices}) > 1) == drawn
 
 
+@pytest.mark.slow
 def test_a_temperature_alone_draws_among_all_tokens(client: OpenAI) -> None:
     """As OpenAI's API, and unlike Transformers, which would leave all but 50 tokens out."""
     asked: dict[str, Any] = {"model": NAME, "prompt": PROMPT, "max_tokens": 24, "temperature": 1.5, "seed": 11}

@@ -49,6 +49,7 @@ def strangers(known: set[threading.Thread]) -> list[str]:
     return [one.name for one in threading.enumerate() if one not in known and not one.name.startswith(pools)]
 
 
+@pytest.mark.slow
 def test_clients_that_vanish(served: Served) -> None:
     """Twenty, in every state: not answered yet, within a stream, with half of a request sent."""
     assert served.client().completions.create(**ASK, max_tokens=2).choices  # starts what the engine keeps

@@ -87,6 +87,7 @@ def test_answers_that_fail(served: Served, monkeypatch: pytest.MonkeyPatch) -> N
     until(lambda: ready(served)[0] == 200)
 
 
+@pytest.mark.slow
 def test_however_many_ask_the_cluster_is_asked_once_and_requests_are_answered(
     model: Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:

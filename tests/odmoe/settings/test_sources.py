@@ -229,6 +229,7 @@ GIVEN: dict[str, st.SearchStrategy[Any]] = {
 }
 
 
+@pytest.mark.slow
 @given(st.fixed_dictionaries({}, optional=GIVEN))
 def test_what_config_prints_says_the_same_again(values: dict[str, Any]) -> None:
     import tempfile

@@ -97,6 +97,7 @@ def test_every_list_is_that_of_the_declaration() -> None:
     assert Settings().system_config == SystemConfig() == SYSTEMS["od-moe"].config
 
 
+@pytest.mark.slow
 def test_no_second_list_is_written_anywhere() -> None:
     """No collection of the product names three choices outside the policies: there the declaration, the registry of
     what each name stands for, presets with their values, and the objects that a core takes. Type checkers need the

@@ -77,6 +77,7 @@ def test_worlds_that_once_were_wrong(plan: Plan) -> None:
     live(plan)
 
 
+@pytest.mark.slow
 def test_every_request_ends_whatever_workers_die_of() -> None:
     """They die of an expert, or within ticks, and always come back. Nothing but the core ends a request."""
     for seed in range(16):
@@ -189,12 +190,14 @@ def test_all_workers_are_lost_at_any_moment_and_come_back_every_request_is_answe
     assert waited > 1
 
 
+@pytest.mark.slow
 def test_worlds_of_several_requests_reach_every_branch_that_is_hard() -> None:
     runs = reached(stepping_plan, 44)
     assert {what: runs[what] for what in OF_STEPS if runs[what] < 8} == {}
     assert {what: runs[what] for what in (*LEFT_STEPS, "closed in a layer") if runs[what] < 2} == {}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(3))
 def test_eight_requests_go_on_with_one_slot(seed: int) -> None:
     """A layer needs more experts than there are slots. Nothing fails, so the referee also says by when it is over."""

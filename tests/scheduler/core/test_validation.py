@@ -78,6 +78,7 @@ def test_each_contradiction_is_named(busy: State, change: Callable[[State], obje
         validate(busy)
 
 
+@pytest.mark.slow
 def test_a_demand_changes_as_the_table_says_and_no_row_of_it_is_idle(monkeypatch: pytest.MonkeyPatch) -> None:
     """Random worlds make each transition. Any other is refused."""
     seen: set[tuple[DemandState, DemandState]] = set()

@@ -20,6 +20,7 @@ class Still:
     def put(self, layer: int, expert: int, parameters: dict[str, torch.Tensor]) -> None: ...
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=200)
 @given(
     rows=st.dictionaries(st.integers(0, 15), st.integers(1, 40), min_size=1),

@@ -64,6 +64,7 @@ def until(found) -> None:
         time.sleep(0.01)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(180)
 def test_a_main_node_is_let_in_whatever_else_is_open(kit, address, sessions, monkeypatch):
     """And stays, whatever is opened after it."""

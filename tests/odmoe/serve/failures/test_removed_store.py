@@ -35,6 +35,7 @@ def test_stop_texts(served: Served) -> None:
     assert found.choices[0].text == whole.choices[0].text.partition(stop)[0]
 
 
+@pytest.mark.slow
 def test_a_schema(served: Served) -> None:
     form = {"type": "json_schema", "json_schema": {"name": "a", "schema": SCHEMA}}
     found = served.client().completions.create(**(ASK | {"max_tokens": 60}), extra_body={"response_format": form})
