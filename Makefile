@@ -33,11 +33,12 @@ demo: env  ## answer one prompt with the small model in models/demo-moe (DEMO_PR
 test: lint types stubs-check  ## lint, types, stubs and the fast test suite
 	@$(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder
 
-# These have the machine to themselves: they start Ray, or have bounds of seconds.
-ALONE := tests/system/on_ray tests/system/promises tests/system/testbed tests/system/test_ten_hosts.py
+# These have the machine to themselves: they start Ray, have bounds of seconds, or need a shadow that keeps up.
+ALONE := tests/system/on_ray tests/system/promises tests/system/testbed tests/system/test_ten_hosts.py \
+    tests/system/nodes/test_broken_blocks.py
 
 # As root; a test that cannot run here (no sshd, no namespaces) is skipped and says why.
-test-system: env  ## the tests that start clusters: Ray, ssh, ten hosts, kills (25 minutes on two cores)
+test-system: env  ## the tests that start clusters: Ray, ssh, ten hosts, kills (27 minutes on two cores)
 	@status=0; \
 	$(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist worksteal $(ALONE:%=--ignore %) tests/system || status=1; \
 	$(BIN)/python -m pytest $(ALONE) || status=1; \
