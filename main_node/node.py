@@ -213,7 +213,7 @@ class MainNode:
             with self._computing(request):
                 request.check_wanted()  # it may have been cancelled before the engine knew it
                 last, finish, times = yield from self._tokens(request, began)
-            request.free()
+            request.sequence.free()
             leave()
             yield last
             complete = self.engine.wait_for_predictions(request.number, DRAIN_S)

@@ -96,10 +96,6 @@ class Request:
         if self.cancelled.is_set():
             raise RequestCancelledError(f"request {self.number} was cancelled")
 
-    def free(self) -> None:
-        """It has its last token: give up its cache."""
-        self.sequence.free()
-
     def forget_predictions(self) -> None:
         """No pass follows: give up what predicts the next one. A pass that is still under way may see it go."""
         self.drafts = None

@@ -26,8 +26,8 @@ _WIDEST = 100
 
 def memory_text(setup: Setup) -> str:
     """What is known before anything is simulated: the model, and the memory of each role."""
-    model, needs, given = setup.model, memory(setup, setup.policy.slots or 1), setup.hardware.device_bytes
-    slots = setup.policy.slots or 1
+    model, slots, given = setup.model, setup.policy.slots or 1, setup.hardware.device_bytes
+    needs = memory(setup, slots)
     of = f" of the {megabytes(int(given))} given" if given else ""
     most = f"; {setup.hardware.slots(model)} fit" if given and setup.hardware.slots(model) > slots else ""
     least = "" if setup.policy.slots else ", the least,"

@@ -189,16 +189,25 @@ SHARING = ("mixtral", "gpt_oss", "deepseek_v3", "minimax", "jamba", "qwen3_next"
 """Of these, those in which requests share steps: one for each kind of cache."""
 
 
+def wants_every() -> bool:
+    """Whether costly tests take every family, in every way: FAMILIES=all in the environment."""
+    return os.environ.get("FAMILIES") == "all"
+
+
+def _fast_first(fast: Sequence[str]) -> list[str]:
+    return [*fast, *(name for name in FAMILIES if name not in fast)]
+
+
 def every(fast: Sequence[str]) -> list[Any]:
     """Parameters: every family. All but the `fast` ones are slow."""
-    return slow_except(fast, (*fast, *(name for name in FAMILIES if name not in fast)))
+    return slow_except(fast, _fast_first(fast))
 
 
 def every_in_turns(fast: Sequence[str], ways: Sequence[str]) -> list[Any]:
     """Parameters: every family with one of the `ways`, in turn; with every way if the environment has FAMILIES=all."""
-    names = (*fast, *(name for name in FAMILIES if name not in fast))
+    names = _fast_first(fast)
     pairs = [(name, ways[number % len(ways)]) for number, name in enumerate(names)]
-    if os.environ.get("FAMILIES") == "all":
+    if wants_every():
         pairs = [(name, way) for name in names for way in ways]
     return slow_except([pair for pair in pairs if pair[0] in fast], pairs)
 
