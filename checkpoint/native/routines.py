@@ -22,12 +22,14 @@ if config.DISABLE_JIT:
     raise ImportError("numba compiles nothing where NUMBA_DISABLE_JIT is set; unset it")  # Python would take minutes
 
 
-def compiled(function: Callable[..., Any], contract: bool = False) -> Any:
+def compiled(function: Callable[..., Any], contract: bool = False, reassociates: bool = False) -> Any:
     """`function`, compiled at its first call. It does not hold Python's lock while it runs.
 
     `contract`: a product and a sum may be rounded once, which is faster. To be used where the product is exact.
+    `reassociates`: so may sums be, in any order, which is faster still, and not the order of any other product.
     """
-    return njit(nogil=True, fastmath={"contract"} if contract else False)(function)
+    allowed = {"contract", "reassoc"} if reassociates else {"contract"} if contract else False
+    return njit(nogil=True, fastmath=allowed)(function)
 
 
 @compiled

@@ -1,0 +1,202 @@
+"""Products of a few rows with an encoded weight that is not restored: the kernel `fast` for encoded weights.
+
+The encoded bytes are read once, for all rows. Sums are in float32 or exact, in another order than those of the product
+with the restored weight, so the last bit may differ; values are not rounded to the weight's dtype before. Each row has
+the same bits whatever the other rows are.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+
+from checkpoint.family import dtype_name
+from checkpoint.native.encoding import CODES, SCALES, Encoding, Parts
+from checkpoint.native.fp8 import Fp8
+from checkpoint.native.integers import MINIMUM_UNITS, MINIMUMS, ORDER, SCALE_UNITS, ZEROS, Integers
+from checkpoint.native.routine_check import first_use
+from checkpoint.native.threads import together
+
+MOST_ROWS = 32
+"""With more, restoring the weight costs less than reading its codes for each four of them."""
+
+_LANES = 16
+_LARGEST_CHUNK = 256
+"""Columns: 8 bits times 16 bits, so many of them, fit into 32."""
+
+_THREAD_BYTES = 1 << 18
+"""Encoded bytes below which a thread of its own costs more than it saves: a hand-over takes as long as they do."""
+
+_ROW_DTYPES = (torch.bfloat16, torch.float16)
+_INSTEAD = "experts are restored before they are multiplied, which takes several times as long"
+
+RowProduct = Callable[[torch.Tensor], torch.Tensor]
+"""[n, in] -> [n, out], in the rows' dtype; n of 1 to `MOST_ROWS`."""
+
+_lock = threading.Lock()
+_compiled: dict[tuple[object, ...], bool] = {}
+
+
+def row_products(
+    encoding: Encoding, shape: tuple[int, int], parts: Parts, dtype: torch.dtype, scratch: RowScratch | None = None
+) -> RowProduct | None:
+    """The product of rows of `dtype` with a weight [out, in] of these parts, which stay where they are. None where
+    there is none: then the weight is to be restored.
+
+    `scratch`: may be shared by products that never run at the same time.
+    """
+    if dtype not in _ROW_DTYPES or any(part.device.type != "cpu" for part in parts.values()):
+        return None
+    scratch = scratch or RowScratch()
+    bound: _Bound | None = None
+    if isinstance(encoding, Integers):
+        bound = _bind_integers(shape, parts, dtype, scratch)
+    elif isinstance(encoding, Fp8):
+        bound = _bind_fp8(shape, parts, dtype, scratch)
+    if bound is None or not _compiles(bound, shape[1], dtype):
+        return None
+    return partial(_multiply, bound, shape[0], sum(part.nbytes for part in parts.values()))
+
+
+class RowScratch:
+    """Scratch memory of products: arrays of numpy by thread and use, each as large as its largest user asked for."""
+
+    def __init__(self) -> None:
+        self._held: dict[tuple[int, str], torch.Tensor] = {}
+
+    def array(self, thread: int, use: str, count: int, dtype: torch.dtype = torch.float32) -> Any:
+        held = self._held.get((thread, use))
+        if held is None or len(held) < count:
+            held = self._held[thread, use] = torch.empty(count, dtype=dtype)
+        return held[:count].numpy()
+
+    @property
+    def nbytes(self) -> int:
+        return sum(held.nbytes for held in self._held.values())
+
+
+class _Bound:
+    """The routines of one weight."""
+
+    def __init__(self, key: tuple[object, ...], inputs: Callable[[torch.Tensor], Any], run: Callable[..., None]) -> None:
+        self.key = key
+        """The same for weights whose routines are compiled together."""
+        self.inputs = inputs
+        """Makes what `run` takes of rows."""
+        self.run = run
+        """(found float32 [n, out], inputs, first, last, thread)"""
+
+
+def _multiply(bound: _Bound, outputs: int, nbytes: int, rows: torch.Tensor) -> torch.Tensor:
+    found = torch.empty(len(rows), outputs)
+    given, target = bound.inputs(rows.contiguous()), found.numpy()
+    threads = max(min(torch.get_num_threads(), nbytes // _THREAD_BYTES), 1)
+    if threads == 1:
+        bound.run(target, given, 0, outputs, 0)
+    else:
+        each = -(-outputs // threads)
+        firsts = range(0, outputs, each)
+        jobs: Sequence[Callable[[], None]] = [
+            partial(bound.run, target, given, first, min(first + each, outputs), number)
+            for number, first in enumerate(firsts)
+        ]
+        together(jobs, with_caller=True)
+    return found.to(rows.dtype)
+
+
+def _compiles(bound: _Bound, columns: int, dtype: torch.dtype) -> bool:
+    """Whether its routines are compiled, which the first question does: it multiplies one row with no outputs."""
+    with _lock:
+        if bound.key not in _compiled:
+
+            def use() -> bool:
+                with torch.inference_mode():
+                    bound.run(torch.empty(1, 0).numpy(), bound.inputs(torch.zeros(1, columns, dtype=dtype)), 0, 0, 0)
+                return True
+
+            _compiled[bound.key] = bool(first_use(use, _INSTEAD))
+        return _compiled[bound.key]
+
+
+def _bind_integers(
+    shape: tuple[int, int], parts: Parts, dtype: torch.dtype, scratch: RowScratch
+) -> _Bound | None:
+    rows, columns = shape
+    groups = parts[SCALES].shape[1]
+    width = chunk_width(columns // groups)
+    if ORDER in parts or not width:
+        return None
+    from checkpoint.native import row_routines as routines  # loads numba: not before it is needed
+
+    scale_kind, scale = _levels(parts, SCALES, SCALE_UNITS)
+    offset_kind, other, other_kind = routines.MIDDLE, scale, scale_kind
+    if MINIMUMS in parts:
+        offset_kind, (other_kind, other) = routines.MINIMUMS, _levels(parts, MINIMUMS, MINIMUM_UNITS)
+    elif ZEROS in parts:
+        offset_kind, other = routines.ZEROS, (parts[ZEROS].numpy(), scale[1])
+    chunks, name = columns // width, dtype_name(dtype)
+    codes = parts[CODES].view(rows, -1).numpy()
+
+    def inputs(given: torch.Tensor) -> tuple[Any, ...]:
+        count = len(given)
+        found = torch.empty(count, columns, dtype=torch.int16).numpy()
+        steps, sums = torch.empty(count, chunks).numpy(), torch.empty(count, groups).numpy()
+        routines.quantiser(name)(given.view(torch.uint16).numpy(), found, steps, sums)
+        return found, steps, sums
+
+    product = routines.integer_product(scale_kind, offset_kind, other_kind)
+
+    def run(found: Any, given: tuple[Any, ...], first: int, last: int, thread: int) -> None:
+        own = (
+            scratch.array(thread, "numbers", columns, torch.uint8),
+            scratch.array(thread, "levels", routines.ROWS * chunks),
+            scratch.array(thread, "scales", groups),
+            scratch.array(thread, "offsets", groups),
+            scratch.array(thread, "sums", routines.ROWS),
+        )
+        product(found, *given, codes, scale, other, first, last, own)
+
+    return _Bound(("integers", scale_kind, offset_kind, other_kind, name), inputs, run)
+
+
+def _levels(parts: Parts, name: str, units: str) -> tuple[str, tuple[Any, Any]]:
+    """The kind of scales or minimums, see `row_routines.LEVELS`, and their values and units."""
+    values = parts[name]
+    if units in parts:
+        return "steps", (values.numpy(), parts[units].view(torch.uint16).numpy())
+    none = torch.empty((0, 0), dtype=torch.uint16).numpy()
+    raw = values if values.dtype is torch.float32 else values.view(torch.uint16)
+    return dtype_name(values.dtype), (raw.numpy(), none)
+
+
+def _bind_fp8(shape: tuple[int, int], parts: Parts, dtype: torch.dtype, scratch: RowScratch) -> _Bound | None:
+    rows, columns = shape
+    scales = parts[SCALES]
+    chunks = scales.shape[1]
+    if scales.dtype is not torch.float32 or columns // chunks % _LANES:
+        return None
+    from checkpoint.native import row_routines as routines  # loads numba: not before it is needed
+
+    codes, levels, name = parts[CODES].view(rows, columns).numpy(), scales.numpy(), dtype_name(dtype)
+
+    def inputs(given: torch.Tensor) -> tuple[Any, ...]:
+        return (given.float().numpy(),)
+
+    product = routines.fp8_product()
+
+    def run(found: Any, given: tuple[Any, ...], first: int, last: int, thread: int) -> None:
+        own = scratch.array(thread, "levels", routines.ROWS * chunks), scratch.array(thread, "sums", routines.ROWS)
+        product(found, *given, codes, levels, first, last, own)
+
+    return _Bound(("fp8", name), inputs, run)
+
+
+def chunk_width(group: int) -> int:
+    """Columns whose inputs share a scale: the most that divide a group and fit. 0 where none do."""
+    return next((n for n in range(min(group, _LARGEST_CHUNK), 0, -1) if group % n == 0 and n % _LANES == 0), 0)
+
+

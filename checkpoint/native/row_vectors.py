@@ -1,0 +1,192 @@
+"""Vectors of LLVM that multiply the numbers of one row of a weight with some rows of inputs. numba compiles them for this
+CPU, whatever its vectors are.
+
+Inputs are integers of 16 bits, with a scale for each chunk of columns (`row_routines.quantise`): two products and their
+sum are then one instruction with AVX2 and AVX-512, twice as fast as in float32. Sums of a chunk are exact in 32 bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
+from numba.extending import intrinsic
+
+LANES = 16
+"""Numbers at a time. A chunk has a multiple of them."""
+
+_FLOAT, _BYTE, _HALF = ir.FloatType(), ir.IntType(8), ir.HalfType()
+_SHORT, _INT, _LONG = ir.IntType(16), ir.IntType(32), ir.IntType(64)
+_SIGNED_BYTES = 32
+
+
+def _long(number: int) -> Any:
+    return ir.Constant(_LONG, number)
+
+
+def _pointer(builder: Any, address: Any, kind: Any) -> Any:
+    return builder.inttoptr(address, kind.as_pointer())
+
+
+def _splat(builder: Any, value: Any, lanes: int) -> Any:
+    vector = ir.VectorType(value.type, lanes)
+    one = builder.insert_element(ir.Constant(vector, ir.Undefined), value, ir.Constant(_INT, 0))
+    places = ir.Constant(ir.VectorType(_INT, lanes), [0] * lanes)
+    return builder.shuffle_vector(one, ir.Constant(vector, ir.Undefined), places)
+
+
+def _function(builder: Any, name: str, result: Any, arguments: list[Any]) -> Any:
+    found = builder.module.globals.get(name)
+    return found or ir.Function(builder.module, ir.FunctionType(result, arguments), name)
+
+
+def _fused(builder: Any, one: Any, other: Any, added: Any) -> Any:
+    kind = one.type
+    return builder.call(_function(builder, f"llvm.fma.v{kind.count}f32", kind, [kind] * 3), [one, other, added])
+
+
+def _sum_of_lanes(builder: Any, vector: Any) -> Any:
+    name = f"llvm.vector.reduce.fadd.v{vector.type.count}f32"
+    add = _function(builder, name, _FLOAT, [_FLOAT, vector.type])
+    return builder.call(add, [ir.Constant(_FLOAT, -0.0), vector], fastmath=("reassoc",))
+
+
+class _Integers:
+    """Numbers of 8 bits, with or without a sign, times inputs of 16 bits."""
+
+    sums = ir.VectorType(_INT, LANES // 2)
+    input_bytes = 2
+
+    def __init__(self, is_signed: bool) -> None:
+        self._is_signed = is_signed
+
+    def numbers(self, builder: Any, address: Any) -> Any:
+        wide = ir.VectorType(_SHORT, LANES)
+        held = builder.load(_pointer(builder, address, ir.VectorType(_BYTE, LANES)), align=1)
+        return builder.sext(held, wide) if self._is_signed else builder.zext(held, wide)
+
+    def inputs(self, builder: Any, address: Any) -> Any:
+        return builder.load(_pointer(builder, address, ir.VectorType(_SHORT, LANES)), align=2)
+
+    def added(self, builder: Any, numbers: Any, inputs: Any, sums: Any) -> Any:
+        """LLVM finds the instruction for pairs in this (PMADDWD)."""
+        wide = ir.VectorType(_INT, LANES)
+        products = builder.mul(builder.sext(numbers, wide), builder.sext(inputs, wide))
+        of_pairs = [
+            builder.shuffle_vector(
+                products,
+                ir.Constant(wide, ir.Undefined),
+                ir.Constant(ir.VectorType(_INT, LANES // 2), list(range(first, LANES, 2))),
+            )
+            for first in (0, 1)
+        ]
+        return builder.add(builder.add(*of_pairs), sums)
+
+    def floats(self, builder: Any, sums: Any) -> Any:
+        return builder.sitofp(sums, ir.VectorType(_FLOAT, LANES // 2))
+
+
+class _Eights:
+    """Numbers of 8 bits that are floats, E4M3, times inputs in float32. Shifted to the places of a float16, a number is
+    256 times too small (`checkpoint/native/fp8.py`)."""
+
+    sums = ir.VectorType(_FLOAT, LANES)
+    input_bytes = 4
+
+    def numbers(self, builder: Any, address: Any) -> Any:
+        wide = ir.VectorType(_SHORT, LANES)
+        held = builder.sext(builder.load(_pointer(builder, address, ir.VectorType(_BYTE, LANES)), align=1), wide)
+        shifted = builder.shl(held, ir.Constant(wide, [7] * LANES))  # the sign is copied to bits 14 and 15
+        kept = builder.and_(shifted, ir.Constant(wide, [0xBFFF] * LANES))
+        return builder.fpext(builder.bitcast(kept, ir.VectorType(_HALF, LANES)), self.sums)
+
+    def inputs(self, builder: Any, address: Any) -> Any:
+        return builder.load(_pointer(builder, address, self.sums), align=4)
+
+    def added(self, builder: Any, numbers: Any, inputs: Any, sums: Any) -> Any:
+        return _fused(builder, numbers, inputs, sums)
+
+    def floats(self, builder: Any, sums: Any) -> Any:
+        return sums
+
+
+def _dot(kind: Any, rows: int) -> Callable[..., None]:
+    @intrinsic
+    def dot(_context: Any, numbers: Any, inputs: Any, levels: Any, chunks: Any, width: Any, found: Any) -> Any:
+        """Addresses of: numbers, a byte each [chunks * width]; inputs [rows, chunks * width]; levels, float32
+        [rows, chunks]; found, float32 [rows], the sums over chunks of a level times its chunk's sum."""
+
+        def generate(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
+            _generate_dot(builder, kind, rows, arguments)
+            return context.get_dummy_value()
+
+        return types.void(*[types.uintp] * 3, types.intp, types.intp, types.uintp), generate
+
+    return dot
+
+
+def _generate_dot(builder: Any, kind: Any, rows: int, arguments: Any) -> None:
+    numbers, inputs, levels, chunks, width, found = arguments
+    none = ir.Constant(kind.sums, [0] * kind.sums.count)
+    floats = ir.VectorType(_FLOAT, kind.sums.count)
+    totals = [cgutils.alloca_once_value(builder, ir.Constant(floats, [0.0] * floats.count)) for _ in range(rows)]
+    sums = [cgutils.alloca_once(builder, kind.sums) for _ in range(rows)]
+    columns = builder.mul(chunks, width)
+    with cgutils.for_range(builder, chunks) as chunk:
+        for one in sums:
+            builder.store(none, one)
+        start = builder.mul(chunk.index, width)
+        with cgutils.for_range(builder, builder.udiv(width, _long(LANES))) as step:
+            at = builder.add(start, builder.mul(step.index, _long(LANES)))
+            values = kind.numbers(builder, builder.add(numbers, at))
+            for row, one in enumerate(sums):
+                place = builder.mul(builder.add(builder.mul(columns, _long(row)), at), _long(kind.input_bytes))
+                given = kind.inputs(builder, builder.add(inputs, place))
+                builder.store(kind.added(builder, values, given, builder.load(one)), one)
+        for row, (one, total) in enumerate(zip(sums, totals, strict=True)):
+            place = builder.mul(builder.add(builder.mul(chunks, _long(row)), chunk.index), _long(4))
+            level = builder.load(_pointer(builder, builder.add(levels, place), _FLOAT))
+            value = kind.floats(builder, builder.load(one))
+            added = _fused(builder, value, _splat(builder, level, floats.count), builder.load(total))
+            builder.store(added, total)
+    for row, total in enumerate(totals):
+        target = _pointer(builder, builder.add(found, _long(4 * row)), _FLOAT)
+        builder.store(_sum_of_lanes(builder, builder.load(total)), target)
+
+
+ROWS = 4
+"""Rows of inputs that are multiplied at once, or one."""
+
+dots_of_numbers = _dot(_Integers(is_signed=False), 1), _dot(_Integers(is_signed=False), ROWS)
+dots_of_signed = _dot(_Integers(is_signed=True), 1), _dot(_Integers(is_signed=True), ROWS)
+dots_of_eights = _dot(_Eights(), 1), _dot(_Eights(), ROWS)
+
+
+@intrinsic
+def unpack_run(_context: Any, target: Any, packed: Any, count: Any, shift: Any, mask: Any, low: Any) -> Any:
+    """target[i] |= (packed[i] >> shift & mask) << low for as many of `count` bytes as fill vectors; `low` 0: target[i]
+    is written anew. Returns how many. The first two are addresses."""
+
+    def generate(_target: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
+        target, packed, count, shift, mask, low = arguments
+        kind = ir.VectorType(_BYTE, _SIGNED_BYTES)
+        shifts, masks, lows = (
+            _splat(builder, builder.trunc(one, _BYTE), _SIGNED_BYTES) for one in (shift, mask, low)
+        )
+        none = ir.Constant(kind, [0] * _SIGNED_BYTES)
+        kept = builder.sext(
+            builder.icmp_unsigned("!=", lows, none), kind
+        )  # what other planes have of a number, or nothing
+        steps = builder.udiv(count, _long(_SIGNED_BYTES))
+        with cgutils.for_range(builder, steps) as step:
+            at = builder.mul(step.index, _long(_SIGNED_BYTES))
+            held = builder.load(_pointer(builder, builder.add(packed, at), kind), align=1)
+            place = _pointer(builder, builder.add(target, at), kind)
+            value = builder.shl(builder.and_(builder.lshr(held, shifts), masks), lows)
+            builder.store(builder.or_(builder.and_(builder.load(place, align=1), kept), value), place, align=1)
+        return builder.mul(steps, _long(_SIGNED_BYTES))
+
+    return types.intp(types.uintp, types.uintp, types.intp, types.intp, types.intp, types.intp), generate
