@@ -46,6 +46,11 @@ class ExpertArithmetic:
         """Kind of experts and number of threads -> whether calls can share a computation."""
         self._lock = threading.Lock()
 
+    @property
+    def kernel(self) -> str:
+        """The name of the kernel that multiplies."""
+        return self._linear.kernel
+
     def bind(self, layer: int, views: Views) -> Compute:
         """The expert that `views` hold. Its bytes may change between calls: only the views are bound.
 
@@ -61,6 +66,11 @@ class ExpertArithmetic:
         """
         module = self._modules[layer]
         return _plain(module, product_of(_up(module)), product_of("down_proj"))
+
+    def random_rows(self, layer: int, views: Views, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """[count, H] and routing weights [count] for a layer's experts, the same each time. Of `views`, see `bind`, shapes
+        and dtypes are read."""
+        return _random_rows(self._modules[layer], views, count)
 
     def is_transposed(self, layer: int) -> bool:
         """Whether the layer's experts hold their weights as [in, out]."""

@@ -12,6 +12,7 @@ from functools import partial
 import torch
 
 from checkpoint import family
+from checkpoint.encoded_experts import EncodedExperts, few_or_many
 from checkpoint.expert import ExpertArithmetic, by_pass
 from checkpoint.manifest import checksum
 from checkpoint.native.parameters import ExpertParameters
@@ -26,7 +27,7 @@ from wire.sessions import Sessions
 from worker_node.costs import computing_costs
 from worker_node.loaders.load_checks import compare
 from worker_node.loaders.mapped_store import MappedStore
-from worker_node.module_cache import ModuleCache
+from worker_node.module_cache import Module, ModuleCache
 from worker_node.pace import Pace, RealPace
 from worker_node.session import ComputeSession
 
@@ -71,6 +72,7 @@ class HostPlace:
         """Expert -> its file's `written` when it was checked."""
         self._arithmetic = arithmetic
         self._parameters = ExpertParameters(store.manifest, threads=torch.get_num_threads())
+        self._encoded = EncodedExperts(store.manifest, arithmetic)
         self._modules = ModuleCache(MODULES)
         self.sessions: Sessions[_Session] = Sessions()
         self.costs = self.pace.costs or self._measured_costs()
@@ -88,12 +90,21 @@ class HostPlace:
         Called by one thread at a time. Raises StoreError, CorruptStoreError or OSError.
         """
         blob = self._read_checked(layer, expert)
-        parameters = self._parameters.of(blob, layer)
-        key = (layer, RESTORED if self._parameters.restores(layer) else expert)
-        module = self._modules.get(key, lambda: self._arithmetic.bind(layer, parameters))
-        output = by_pass(module, hidden, weights, passes)
+        output = by_pass(self._module(blob, layer, expert), hidden, weights, passes)
         self._read_checked(layer, expert)  # it may have been written to meanwhile
         return output
+
+    def _module(self, blob: torch.Tensor, layer: int, expert: int) -> Module:
+        if self._encoded.computes(layer):
+            few = self._modules.get((layer, expert), lambda: self._encoded.bind(blob, layer))
+            return few_or_many(few, lambda: self._restored(blob, layer, expert))
+        return self._restored(blob, layer, expert)
+
+    def _restored(self, blob: torch.Tensor, layer: int, expert: int) -> Module:
+        """Or as it is, where the store has no encoding."""
+        parameters = self._parameters.of(blob, layer)
+        key = (layer, RESTORED if self._parameters.restores(layer) else expert)
+        return self._modules.get(key, lambda: self._arithmetic.bind(layer, parameters))
 
     def _read_checked(self, layer: int, expert: int) -> torch.Tensor:
         """The expert's bytes. Raises as `compute`; files are then mapped again for the next computation, since they may

@@ -1,6 +1,7 @@
 """Restores experts that were loaded in a smaller form, or in an encoding, before they are computed.
 
-One row is computed from the encoded bytes where that gives the same bits: the restored expert is not written then.
+Few rows are computed from the encoded bytes with the kernel `fast`, and one row where that gives the same bits: the
+restored expert is not written then.
 """
 
 from __future__ import annotations
@@ -9,11 +10,13 @@ import threading
 
 import torch
 
+from checkpoint.encoded_experts import EncodedExperts
 from checkpoint.expert import Compute, ExpertArithmetic
 from checkpoint.manifest import Manifest
 from checkpoint.native.encoding import CODES
 from checkpoint.native.parameters import ExpertParameters
 from checkpoint.native.products import EncodedProducts, OutOfRangeError
+from checkpoint.native.row_products import MOST_ROWS
 from checkpoint.store import ExpertStore
 from worker_node.module_cache import Module
 
@@ -102,6 +105,9 @@ class Restorer:
         self._arithmetic = arithmetic
         self._parameters = ExpertParameters(store.manifest, forms, device, threads=threads)
         self._single_rows = SingleRows(store.manifest, arithmetic, self._parameters)
+        self._encoded = EncodedExperts(store.manifest, arithmetic)
+        self._of_slots: dict[tuple[int, int], Compute] = {}
+        """Address of a slot and layer -> what computes few rows with the encoded expert in it."""
         self._modules: dict[int, Module] = {}
         self._rowwise: dict[tuple[int, int], bool] = {}
         self._last: tuple[Occupancy, int, str] | None = None
@@ -139,6 +145,8 @@ class Restorer:
         An expert that was restored last, in the same `occupancy`, is not restored again.
         """
         with self._lock:
+            if not form and len(hidden) <= MOST_ROWS and self._encoded.computes(layer):
+                return self._bound(slot, layer)(hidden, weights)
             single = not form and len(hidden) == 1 and self.restores(layer, form)
             if single and (output := self._single_rows.compute(slot, layer, hidden, weights)) is not None:
                 return output
@@ -150,6 +158,8 @@ class Restorer:
     def is_rowwise(self, slot: torch.Tensor, layer: int, form: str) -> bool:
         """See `ExpertArithmetic.is_rowwise`."""
         with self._lock:
+            if not form and self._encoded.computes(layer):
+                return self._encoded.is_rowwise(slot, layer)
             key = layer, torch.get_num_threads()
             if key not in self._rowwise:
                 self._restore(slot, layer, form)
@@ -160,6 +170,12 @@ class Restorer:
         """Restore the expert of `layer` in `slot` (in `form`), and compute nothing."""
         with self._lock:
             self._restore(slot, layer, form)
+
+    def _bound(self, slot: torch.Tensor, layer: int) -> Compute:
+        key = slot.data_ptr(), layer
+        if key not in self._of_slots:
+            self._of_slots[key] = self._encoded.bind(slot, layer)
+        return self._of_slots[key]
 
     def _restore(self, slot: torch.Tensor, layer: int, form: str, occupancy: Occupancy | None = None) -> Module:
         this = None if occupancy is None else (occupancy, layer, form)

@@ -82,7 +82,9 @@ class RowScratch:
 class _Bound:
     """The routines of one weight."""
 
-    def __init__(self, key: tuple[object, ...], inputs: Callable[[torch.Tensor], Any], run: Callable[..., None]) -> None:
+    def __init__(
+        self, key: tuple[object, ...], inputs: Callable[[torch.Tensor], Any], run: Callable[..., None]
+    ) -> None:
         self.key = key
         """The same for weights whose routines are compiled together."""
         self.inputs = inputs
@@ -122,9 +124,7 @@ def _compiles(bound: _Bound, columns: int, dtype: torch.dtype) -> bool:
         return _compiled[bound.key]
 
 
-def _bind_integers(
-    shape: tuple[int, int], parts: Parts, dtype: torch.dtype, scratch: RowScratch
-) -> _Bound | None:
+def _bind_integers(shape: tuple[int, int], parts: Parts, dtype: torch.dtype, scratch: RowScratch) -> _Bound | None:
     rows, columns = shape
     groups = parts[SCALES].shape[1]
     width = chunk_width(columns // groups)
@@ -148,7 +148,8 @@ def _bind_integers(
         routines.quantiser(name)(given.view(torch.uint16).numpy(), found, steps, sums)
         return found, steps, sums
 
-    product = routines.integer_product(scale_kind, offset_kind, other_kind)
+    bits = 8 * codes.shape[1] // columns
+    product = routines.integer_product(bits, scale_kind, offset_kind, other_kind)
 
     def run(found: Any, given: tuple[Any, ...], first: int, last: int, thread: int) -> None:
         own = (
@@ -160,7 +161,7 @@ def _bind_integers(
         )
         product(found, *given, codes, scale, other, first, last, own)
 
-    return _Bound(("integers", scale_kind, offset_kind, other_kind, name), inputs, run)
+    return _Bound(("integers", bits, scale_kind, offset_kind, other_kind, name), inputs, run)
 
 
 def _levels(parts: Parts, name: str, units: str) -> tuple[str, tuple[Any, Any]]:
@@ -198,5 +199,3 @@ def _bind_fp8(shape: tuple[int, int], parts: Parts, dtype: torch.dtype, scratch:
 def chunk_width(group: int) -> int:
     """Columns whose inputs share a scale: the most that divide a group and fit. 0 where none do."""
     return next((n for n in range(min(group, _LARGEST_CHUNK), 0, -1) if group % n == 0 and n % _LANES == 0), 0)
-
-

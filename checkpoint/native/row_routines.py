@@ -1,7 +1,7 @@
-"""Compiled products of a few rows with an encoded weight that is not restored. See `checkpoint/native/row_vectors.py`.
+"""Compiled products of a few rows with an encoded weight that is not restored; see `checkpoint/native/row_vectors.py`.
 
-A value of a weight is level * number - offset, where levels and offsets are those of a group of columns. So a product is
-a sum over groups: level * (numbers times inputs) - offset * (sum of inputs).
+A value of a weight is level * number - offset, where levels and offsets are those of a group of columns. So a product
+is a sum over groups: level * (numbers times inputs) - offset * (sum of inputs).
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ from functools import cache, partial
 from typing import Any
 
 import numpy as np
-from numba import float32, int16, uint8, uint32
+from numba import float32, int16, uint32
 
-from checkpoint.native.row_vectors import ROWS, dots_of_eights, dots_of_numbers, unpack_run
 from checkpoint.native.routines import _float_of_bits, _float_of_half, compiled
+from checkpoint.native.row_vectors import ROWS, dots_of_eights, dots_of_numbers, unpacker
 
 MOST = 32767
 """The largest size of an input as an integer."""
@@ -98,16 +98,27 @@ MIDDLE, ZEROS, MINIMUMS = "middle", "zeros", "minimums"
 
 
 @cache
-def integer_product(scales: str, offsets: str, minimums: str) -> Any:
-    """The product with integers of 1 to 8 bits (`checkpoint/native/integers.py`), whose scales, and minimums if there
+def integer_product(bits: int, scales: str, offsets: str, minimums: str) -> Any:
+    """The product with integers of so many bits (`checkpoint/native/integers.py`), whose scales, and minimums if there
     are any, are of these kinds, see `LEVELS`; `offsets`: MIDDLE, ZEROS or MINIMUMS."""
     read_scales, read_minimums = LEVELS[scales], LEVELS[minimums]
     has_zeros, has_minimums, subtracts = offsets == ZEROS, offsets == MINIMUMS, minimums == "steps"
     one, some = dots_of_numbers
+    unpack, is_packed = unpacker(bits), bits < 8
+    middle = 1 << (bits - 1)
 
     @_summing
     def product(
-        found: Any, inputs: Any, steps: Any, sums: Any, codes: Any, scale: Any, other: Any, first: int, last: int, own: Any
+        found: Any,
+        inputs: Any,
+        steps: Any,
+        sums: Any,
+        codes: Any,
+        scale: Any,
+        other: Any,
+        first: int,
+        last: int,
+        own: Any,
     ) -> None:
         """found: float32 [n, rows of the weight], of which `first` to `last` are computed; inputs, steps, sums: from
         `quantise`; codes: uint8 [rows, bytes]; scale: values and units, see `LEVELS`; other: zeros or minimums, and
@@ -115,8 +126,7 @@ def integer_product(scales: str, offsets: str, minimums: str) -> Any:
         [groups], and sums, float32 [ROWS]."""
         numbers, levels, scales, offsets, totals = own
         columns, chunks, groups = inputs.shape[1], steps.shape[1], sums.shape[1]
-        bits, each, width = 8 * codes.shape[1] // columns, chunks // groups, columns // chunks
-        middle = float32(1 << (bits - 1))
+        each, width = chunks // groups, columns // chunks
         for row in range(first, last):
             read_scales(scales, scale[0], scale[1], row)
             if has_minimums:
@@ -129,49 +139,37 @@ def integer_product(scales: str, offsets: str, minimums: str) -> Any:
                     offsets[group] = float32(other[0][row, group]) * scales[group]
             else:
                 for group in range(groups):
-                    offsets[group] = middle * scales[group]
-            if bits == 8:
-                address = codes.ctypes.data + row * columns
-            else:
-                _unpack(numbers, codes, row, bits)
+                    offsets[group] = float32(middle) * scales[group]
+            address = codes.ctypes.data + row * codes.shape[1]
+            if is_packed:
+                unpack(numbers.ctypes.data, address, columns)
                 address = numbers.ctypes.data
             done = 0
             while done < len(inputs):
                 count = ROWS if len(inputs) - done >= ROWS else 1
                 for number in range(count):
-                    for chunk in range(chunks):
-                        levels[number * chunks + chunk] = scales[chunk // each] * steps[done + number, chunk]
+                    step, level = steps[done + number], levels[number * chunks : (number + 1) * chunks]
+                    if each == 1:
+                        for group in range(groups):
+                            level[group] = scales[group] * step[group]
+                    else:
+                        for group in range(groups):
+                            level[group * each : (group + 1) * each] = (
+                                scales[group] * step[group * each : (group + 1) * each]
+                            )
                 given, places = inputs[done:].ctypes.data, levels.ctypes.data
                 if count == ROWS:
                     some(address, given, places, chunks, width, totals.ctypes.data)
                 else:
                     one(address, given, places, chunks, width, totals.ctypes.data)
                 for number in range(count):
-                    less = float32(0)
+                    sum_of, less = sums[done + number], float32(0)
                     for group in range(groups):
-                        less += offsets[group] * sums[done + number, group]
+                        less += offsets[group] * sum_of[group]
                     found[done + number, row] = totals[number] - less
                 done += count
 
     return product
-
-
-@compiled
-def _unpack(numbers: Any, codes: Any, row: int, bits: int) -> None:
-    """The numbers of a packed row, see `checkpoint.native.integers.packed_rows`."""
-    columns, start, low = len(numbers), 0, 0
-    for width in (8, 4, 2, 1):
-        if bits & width:
-            count = columns * width // 8
-            mask = (1 << width) - 1
-            for place in range(8 // width):
-                packed = codes[row, start : start + count]
-                run = numbers[place * count : (place + 1) * count]
-                done = unpack_run(run.ctypes.data, packed.ctypes.data, count, width * place, mask, low)
-                for column in range(done, count):
-                    value = uint8(((packed[column] >> (width * place)) & mask) << low)
-                    run[column] = run[column] | value if low else value
-            start, low = start + count, low + width
 
 
 @cache
@@ -181,8 +179,8 @@ def fp8_product() -> Any:
 
     @_summing
     def product(found: Any, inputs: Any, codes: Any, scales: Any, first: int, last: int, own: Any) -> None:
-        """found: float32 [n, rows]; inputs: float32 [n, columns]; codes: uint8 [rows, columns]; scales: float32, one for
-        each block of a grid; own: levels, float32 [ROWS * grid columns], and sums, float32 [ROWS]."""
+        """found: float32 [n, rows]; inputs: float32 [n, columns]; codes: uint8 [rows, columns]; scales: float32, one
+        for each block of a grid; own: levels, float32 [ROWS * grid columns], and sums, float32 [ROWS]."""
         levels, totals = own
         rows, columns = codes.shape
         height, chunks = rows // len(scales), scales.shape[1]
@@ -204,4 +202,3 @@ def fp8_product() -> Any:
                 done += count
 
     return product
-

@@ -1,5 +1,6 @@
-"""Vectors of LLVM that multiply the numbers of one row of a weight with some rows of inputs. numba compiles them for this
-CPU, whatever its vectors are.
+"""Vectors of LLVM that multiply the numbers of one row of a weight with some rows of inputs.
+
+numba compiles them for this CPU, whatever its vectors are.
 
 Inputs are integers of 16 bits, with a scale for each chunk of columns (`row_routines.quantise`): two products and their
 sum are then one instruction with AVX2 and AVX-512, twice as fast as in float32. Sums of a chunk are exact in 32 bits.
@@ -8,6 +9,7 @@ sum are then one instruction with AVX2 and AVX-512, twice as fast as in float32.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 from llvmlite import ir
@@ -20,7 +22,8 @@ LANES = 16
 
 _FLOAT, _BYTE, _HALF = ir.FloatType(), ir.IntType(8), ir.HalfType()
 _SHORT, _INT, _LONG = ir.IntType(16), ir.IntType(32), ir.IntType(64)
-_SIGNED_BYTES = 32
+_BYTES = 32
+"""That are unpacked at a time."""
 
 
 def _long(number: int) -> Any:
@@ -165,28 +168,47 @@ dots_of_signed = _dot(_Integers(is_signed=True), 1), _dot(_Integers(is_signed=Tr
 dots_of_eights = _dot(_Eights(), 1), _dot(_Eights(), ROWS)
 
 
-@intrinsic
-def unpack_run(_context: Any, target: Any, packed: Any, count: Any, shift: Any, mask: Any, low: Any) -> Any:
-    """target[i] |= (packed[i] >> shift & mask) << low for as many of `count` bytes as fill vectors; `low` 0: target[i]
-    is written anew. Returns how many. The first two are addresses."""
+@cache
+def unpacker(bits: int) -> Any:
+    """Unpacks a row of numbers of so many bits, see `checkpoint.native.integers.packed_rows`. Shifts are constants, for
+    AVX2 shifts bytes by nothing else in few instructions."""
 
-    def generate(_target: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
-        target, packed, count, shift, mask, low = arguments
-        kind = ir.VectorType(_BYTE, _SIGNED_BYTES)
-        shifts, masks, lows = (
-            _splat(builder, builder.trunc(one, _BYTE), _SIGNED_BYTES) for one in (shift, mask, low)
-        )
-        none = ir.Constant(kind, [0] * _SIGNED_BYTES)
-        kept = builder.sext(
-            builder.icmp_unsigned("!=", lows, none), kind
-        )  # what other planes have of a number, or nothing
-        steps = builder.udiv(count, _long(_SIGNED_BYTES))
-        with cgutils.for_range(builder, steps) as step:
-            at = builder.mul(step.index, _long(_SIGNED_BYTES))
-            held = builder.load(_pointer(builder, builder.add(packed, at), kind), align=1)
-            place = _pointer(builder, builder.add(target, at), kind)
-            value = builder.shl(builder.and_(builder.lshr(held, shifts), masks), lows)
-            builder.store(builder.or_(builder.and_(builder.load(place, align=1), kept), value), place, align=1)
-        return builder.mul(steps, _long(_SIGNED_BYTES))
+    @intrinsic
+    def unpack(_context: Any, target: Any, packed: Any, columns: Any) -> Any:
+        """Addresses of numbers, uint8 [columns], and of a packed row."""
 
-    return types.intp(types.uintp, types.uintp, types.intp, types.intp, types.intp, types.intp), generate
+        def generate(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
+            target, packed, columns = arguments
+            low = 0
+            for width in (8, 4, 2, 1):
+                if bits & width:
+                    count = builder.udiv(builder.mul(columns, _long(width)), _long(8))
+                    _unpack_plane(builder, target, packed, count, width, low)
+                    packed, low = builder.add(packed, count), low + width
+            return context.get_dummy_value()
+
+        return types.void(types.uintp, types.uintp, types.intp), generate
+
+    return unpack
+
+
+def _unpack_plane(builder: Any, target: Any, packed: Any, count: Any, width: int, low: int) -> None:
+    """The bits of one width, which are in `count` bytes, to their places from `low` on."""
+    vectors = builder.udiv(count, _long(_BYTES))
+    done = builder.mul(vectors, _long(_BYTES))
+
+    def unpack(first: Any, lanes: int) -> None:
+        kind = ir.VectorType(_BYTE, lanes)
+        held = builder.load(_pointer(builder, builder.add(packed, first), kind), align=1)
+        for place in range(8 // width):
+            at = _pointer(builder, builder.add(target, builder.add(builder.mul(count, _long(place)), first)), kind)
+            value = builder.lshr(held, ir.Constant(kind, [width * place] * lanes)) if place else held
+            value = builder.and_(value, ir.Constant(kind, [(1 << width) - 1] * lanes))
+            if low:
+                value = builder.or_(builder.load(at, align=1), builder.shl(value, ir.Constant(kind, [low] * lanes)))
+            builder.store(value, at, align=1)
+
+    with cgutils.for_range(builder, vectors) as step:
+        unpack(builder.mul(step.index, _long(_BYTES)), _BYTES)
+    with cgutils.for_range(builder, builder.sub(count, done)) as rest:
+        unpack(builder.add(done, rest.index), 1)

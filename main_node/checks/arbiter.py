@@ -10,7 +10,8 @@ from concurrent.futures import ThreadPoolExecutor
 import torch
 
 from checkpoint.direct_io import open_direct, read_at
-from checkpoint.expert import ExpertArithmetic, by_pass
+from checkpoint.encoded_experts import EncodedExperts, few_or_many
+from checkpoint.expert import Compute, ExpertArithmetic, by_pass
 from checkpoint.kernels import EXACT, Linear
 from checkpoint.manifest import checksum
 from checkpoint.native.parameters import ExpertParameters
@@ -38,6 +39,7 @@ class Arbiter:
         self._store = store
         self._linear = linear
         self._experts: ExpertArithmetic | None = None
+        self._encoded: EncodedExperts | None = None
         self._thread = ThreadPoolExecutor(1, "odmoe-arbiter")
         self._waiting = 0
         self._lock = threading.Lock()
@@ -81,9 +83,20 @@ class Arbiter:
             os.close(descriptor)
         if len(data) != blob.length or checksum(data.numpy().data) != blob.checksum:
             raise CorruptStoreError(f"expert {expert.expert} of layer {expert.layer} in {file} fails its checksum")
-        parameters = ExpertParameters(self._store.manifest, threads=torch.get_num_threads()).of(buffer, expert.layer)
-        module = self._experts.bind(expert.layer, parameters)
-        return by_pass(module, hidden, weights, passes)
+        return by_pass(self._bound(self._experts, buffer, expert.layer), hidden, weights, passes)
+
+    def _bound(self, arithmetic: ExpertArithmetic, buffer: torch.Tensor, layer: int) -> Compute:
+        """As workers bind it."""
+
+        def restored() -> Compute:
+            parameters = ExpertParameters(self._store.manifest, threads=torch.get_num_threads()).of(buffer, layer)
+            return arithmetic.bind(layer, parameters)
+
+        if self._encoded is None:
+            self._encoded = EncodedExperts(self._store.manifest, arithmetic)
+        if self._encoded.computes(layer):
+            return few_or_many(self._encoded.bind(buffer, layer), restored)
+        return restored()
 
     def close(self) -> None:
         """Start nothing more. The job under way goes on to its end."""
