@@ -68,8 +68,8 @@ class ExpertArithmetic:
         return _plain(module, product_of(_up(module)), product_of("down_proj"))
 
     def random_rows(self, layer: int, views: Views, count: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """[count, H] and routing weights [count] for a layer's experts, the same each time. Of `views`, see `bind`, shapes
-        and dtypes are read."""
+        """[count, H] and routing weights [count] for a layer's experts, the same each time. Of `views`, see `bind`,
+        shapes and dtypes are read."""
         return _random_rows(self._modules[layer], views, count)
 
     def is_transposed(self, layer: int) -> bool:

@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch.nn import functional
 
+from checkpoint import float_tiles
+
 MOST_ROWS = {"exact": 32, "fast": 128}
 """With more rows than 32, `linear` with AMX sums in another order than the weight first does."""
 PROBE_ROWS = (2, 3, 8, 16, 17, 32)
@@ -33,6 +35,8 @@ class Linear:
     `torch.mm(weight, rows.t())`) nothing is packed. The kernel `exact` takes the weight first only where a comparison,
     once for a shape, finds it equal to `linear` bit for bit. The kernel `fast` does without the comparison. Only
     bfloat16 has two orders to choose from: float32 takes the same kernel in both.
+
+    Where the CPU has no products in bfloat16, `fast` multiplies several rows by `checkpoint.float_tiles`.
     """
 
     def __init__(self, kernel: str = "exact") -> None:
@@ -48,6 +52,8 @@ class Linear:
     def bind(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> Callable[[torch.Tensor], torch.Tensor]:
         """The product with this weight [N, K] and bias [N]: [..., K] -> [..., N]."""
         outputs, inputs = weight.shape
+        if self.is_tiled(float_tiles.LEAST_ROWS, weight):
+            return lambda rows: self._by_tiles(rows, weight, bias)
         if bias is not None or weight.numel() < LEAST_WEIGHTS or not self.is_weight_first(1, weight):
             return lambda rows: functional.linear(rows, weight, bias)
         most_rows, threads = self._most_rows, torch.get_num_threads()
@@ -61,6 +67,17 @@ class Linear:
             return functional.linear(rows, weight)
 
         return product
+
+    def is_tiled(self, count: int, weight: torch.Tensor) -> bool:
+        """Whether `count` rows are multiplied in float32, a tile of the weight at a time."""
+        return self.kernel == "fast" and weight.numel() >= LEAST_WEIGHTS and float_tiles.is_tiled(count, weight)
+
+    def _by_tiles(self, rows: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        outputs, inputs = weight.shape
+        if not self.is_tiled(rows.numel() // inputs, weight):
+            return functional.linear(rows, weight, bias)
+        found = float_tiles.multiply(rows.reshape(-1, inputs), weight, bias)
+        return found.view(*rows.shape[:-1], outputs)
 
     def is_weight_first(self, count: int, weight: torch.Tensor) -> bool:
         """Whether `count` rows are multiplied with the weight first. The first call for a shape finds out."""
@@ -93,25 +110,30 @@ class Linear:
         return True
 
     def replace_in(self, model: Any) -> None:
-        """Let the model's linear layers multiply single rows with this kernel."""
+        """Let the model's linear layers multiply with this kernel."""
         for module in model.modules():
-            small = type(module) is not torch.nn.Linear or module.weight.numel() < LEAST_WEIGHTS
-            if not small and module.bias is None and self.is_weight_first(1, module.weight):
-                module.__class__ = SingleRowLinear
+            if type(module) is not torch.nn.Linear or module.weight.numel() < LEAST_WEIGHTS:
+                continue
+            weight_first = module.bias is None and self.is_weight_first(1, module.weight)
+            if weight_first or self.is_tiled(float_tiles.LEAST_ROWS, module.weight):
+                module.__class__ = KernelLinear
                 vars(module)["kernel"] = self
 
 
-class SingleRowLinear(torch.nn.Linear):
-    """A linear layer without bias that multiplies single rows with `kernel`. A copy with weights of another dtype
-    multiplies as `torch.nn.Linear` does."""
+class KernelLinear(torch.nn.Linear):
+    """A linear layer that multiplies with `kernel`: single rows, if it has no bias, and several by tiles. A copy with
+    weights of another dtype multiplies as `torch.nn.Linear` does."""
 
     kernel: Linear
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
-        weight = self.weight
-        if input.numel() == weight.shape[1] and self.kernel.is_weight_first(1, weight):
+        weight, bias = self.weight, self.bias
+        count = input.numel() // weight.shape[1]
+        if count == 1 and bias is None and self.kernel.is_weight_first(1, weight):
             return torch.mv(weight, input.reshape(-1)).view(*input.shape[:-1], weight.shape[0])
-        return functional.linear(input, weight)
+        if self.kernel.is_tiled(count, weight):
+            return self.kernel.bind(weight, bias)(input)
+        return functional.linear(input, weight, bias)
 
 
 EXACT = Linear()

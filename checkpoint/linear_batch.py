@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 import torch
 
 from checkpoint.coroutine import Coroutine, in_coroutine, suspend
-from checkpoint.kernels import EXACT, SHARED_ROWS, Linear, SingleRowLinear
+from checkpoint.kernels import EXACT, SHARED_ROWS, KernelLinear, Linear
 
 T = TypeVar("T")
 _at_once: ContextVar[bool] = ContextVar("at_once", default=False)
@@ -73,7 +73,7 @@ def batch_linear(model: torch.nn.Module) -> list[BatchLinear]:
     Classes with a product of their own stay as they are: of a quantised layer, a row's output can depend on the rows
     beside it. So do weights that the model multiplies without a linear layer, such as those of most gates.
     """
-    plain = (torch.nn.Linear.forward, SingleRowLinear.forward, BatchLinear.forward)
+    plain = (torch.nn.Linear.forward, KernelLinear.forward, BatchLinear.forward)
     found: list[Any] = []
     for module in model.modules():
         if isinstance(module, torch.nn.Linear) and type(module).forward in plain:
