@@ -74,7 +74,7 @@ class EncodedExperts:
 
     def _is_plain(self, layer: int) -> bool:
         """Whether the family's arithmetic is two products and what stands between them."""
-        if self._arithmetic.is_transposed(layer):
+        if self._arithmetic.is_transposed(layer) is not ENCODINGS[self._manifest.encoding].inputs_first:
             return False
         generator = torch.Generator().manual_seed(0)
         views = {

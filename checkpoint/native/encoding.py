@@ -55,6 +55,9 @@ class Encoding(ABC):
     compiled_dtypes: ClassVar[tuple[torch.dtype, ...]] = (torch.bfloat16,)
     """Of the weights that the compiled routine restores."""
 
+    inputs_first: ClassVar[bool] = False
+    """Whether weights are [in, out]."""
+
     @abstractmethod
     def encode(self, published: Parts) -> dict[str, torch.Tensor]:
         """The parts of one weight of n experts, each [n, ...], from the published numbers, scales and so on under the

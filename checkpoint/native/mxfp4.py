@@ -48,6 +48,7 @@ class Mxfp4(Encoding):
 
     name = "mxfp4"
     table_bytes = 8 << 16
+    inputs_first = True
 
     def encode(self, published: Parts) -> dict[str, torch.Tensor]:
         """Codes: uint8 [n, out, in / 32, 16], the earlier value in the low bits; scales: uint8, one a block."""

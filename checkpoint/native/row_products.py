@@ -18,8 +18,10 @@ from checkpoint.family import dtype_name
 from checkpoint.native.encoding import CODES, SCALES, Encoding, Parts
 from checkpoint.native.fp8 import Fp8
 from checkpoint.native.integers import MINIMUM_UNITS, MINIMUMS, ORDER, SCALE_UNITS, ZEROS, Integers
+from checkpoint.native.mxfp4 import BLOCK, Mxfp4
 from checkpoint.native.routine_check import first_use
 from checkpoint.native.threads import together
+from checkpoint.tensors import round_up
 
 MOST_ROWS = 32
 """With more, restoring the weight costs less than reading its codes for each four of them."""
@@ -27,6 +29,9 @@ MOST_ROWS = 32
 _LANES = 16
 _LARGEST_CHUNK = 256
 """Columns: 8 bits times 16 bits, so many of them, fit into 32."""
+
+_EVEN = 64
+"""Of the outputs of a thread there is a multiple, so that tiles of MXFP4 do not overlap."""
 
 _THREAD_BYTES = 1 << 18
 """Encoded bytes below which a thread of its own costs more than it saves: a hand-over takes as long as they do."""
@@ -44,7 +49,8 @@ _compiled: dict[tuple[object, ...], bool] = {}
 def row_products(
     encoding: Encoding, shape: tuple[int, int], parts: Parts, dtype: torch.dtype, scratch: RowScratch | None = None
 ) -> RowProduct | None:
-    """The product of rows of `dtype` with a weight [out, in] of these parts, which stay where they are. None where
+    """The product of rows of `dtype` with a weight [out, in] of these parts, which stay where they are. MXFP4 is
+    [in, out], see `Encoding.inputs_first`. None where
     there is none: then the weight is to be restored.
 
     `scratch`: may be shared by products that never run at the same time.
@@ -57,9 +63,12 @@ def row_products(
         bound = _bind_integers(shape, parts, dtype, scratch)
     elif isinstance(encoding, Fp8):
         bound = _bind_fp8(shape, parts, dtype, scratch)
-    if bound is None or not _compiles(bound, shape[1], dtype):
+    elif isinstance(encoding, Mxfp4):
+        bound = _bind_mxfp4(shape, parts, dtype, scratch)
+    if bound is None or not _compiles(bound, shape[0] if encoding.inputs_first else shape[1], dtype):
         return None
-    return partial(_multiply, bound, shape[0], sum(part.nbytes for part in parts.values()))
+    outputs = shape[1] if encoding.inputs_first else shape[0]
+    return partial(_multiply, bound, outputs, sum(part.nbytes for part in parts.values()))
 
 
 class RowScratch:
@@ -100,7 +109,7 @@ def _multiply(bound: _Bound, outputs: int, nbytes: int, rows: torch.Tensor) -> t
     if threads == 1:
         bound.run(target, given, 0, outputs, 0)
     else:
-        each = -(-outputs // threads)
+        each = round_up(-(-outputs // threads), _EVEN)
         firsts = range(0, outputs, each)
         jobs: Sequence[Callable[[], None]] = [
             partial(bound.run, target, given, first, min(first + each, outputs), number)
@@ -194,6 +203,33 @@ def _bind_fp8(shape: tuple[int, int], parts: Parts, dtype: torch.dtype, scratch:
         product(found, *given, codes, levels, first, last, own)
 
     return _Bound(("fp8", name), inputs, run)
+
+
+def _bind_mxfp4(shape: tuple[int, int], parts: Parts, dtype: torch.dtype, scratch: RowScratch) -> _Bound | None:
+    inputs, outputs = shape
+    if not torch.cpu.get_capabilities().get("avx2"):
+        return None
+    from checkpoint.native import row_routines as routines  # loads numba: not before it is needed
+
+    if outputs < 2 * routines.NARROW or outputs % 2:
+        return None
+    codes, scales = parts[CODES].view(inputs, outputs // 2).numpy(), parts[SCALES].numpy()
+    blocks, name = inputs // BLOCK, dtype_name(dtype)
+
+    def quantised(given: torch.Tensor) -> tuple[Any, ...]:
+        count = len(given)
+        found = torch.empty(count, inputs, dtype=torch.int16).numpy()
+        steps, sums = torch.empty(count, blocks).numpy(), torch.empty(count, 1).numpy()
+        routines.quantiser(name)(given.view(torch.uint16).numpy(), found, steps, sums)
+        return found, steps
+
+    product = routines.mxfp4_product()
+
+    def run(found: Any, given: tuple[Any, ...], first: int, last: int, thread: int) -> None:
+        columns = last - first + 2 * routines.WIDE
+        product(found, *given, codes, scales, first, last, scratch.array(thread, "columns", routines.ROWS * columns))
+
+    return _Bound(("mxfp4", name), quantised, run)
 
 
 def chunk_width(group: int) -> int:
