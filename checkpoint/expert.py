@@ -181,9 +181,8 @@ def _product(module: Any, views: Views, name: str, linear: Linear) -> Product:
     weight, bias = views[name], views.get(f"{name}_bias")
     if not module.is_transposed:
         return linear.bind(weight, bias)
-    if bias is None:
-        return lambda rows: rows @ weight
-    return lambda rows: rows @ weight + bias
+    product = linear.bind_inputs_first(weight)
+    return product if bias is None else lambda rows: product(rows) + bias
 
 
 class _Check:

@@ -29,6 +29,17 @@ def is_tiled(rows: int, weight: torch.Tensor) -> bool:
     return rows >= LEAST_ROWS and weight.dtype in _DTYPES and weight.device.type == "cpu" and is_faster()
 
 
+def multiply_inputs_first(rows: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """[n, K], [K, N] -> [n, N], in the rows' dtype. Any number of rows: torch takes even longer for such a weight."""
+    inputs, outputs = weight.shape
+    wide, found = rows.float(), torch.zeros(len(rows), outputs)
+    height = max(_TILE_BYTES // (4 * outputs), 1)
+    tile = torch.empty(min(height, inputs), outputs)
+    for part, given in zip(weight.split(height), wide.split(height, dim=1), strict=True):
+        found.addmm_(given, tile[: len(part)].copy_(part))
+    return found.to(rows.dtype)
+
+
 def multiply(rows: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
     """[n, K], [N, K], [N] -> [n, N], in the rows' dtype."""
     outputs, inputs = weight.shape

@@ -68,6 +68,12 @@ class Linear:
 
         return product
 
+    def bind_inputs_first(self, weight: torch.Tensor) -> Callable[[torch.Tensor], torch.Tensor]:
+        """The product with this weight [K, N]: [n, K] -> [n, N]."""
+        if self.is_tiled(float_tiles.LEAST_ROWS, weight):
+            return lambda rows: float_tiles.multiply_inputs_first(rows, weight)
+        return lambda rows: rows @ weight
+
     def is_tiled(self, count: int, weight: torch.Tensor) -> bool:
         """Whether `count` rows are multiplied in float32, a tile of the weight at a time."""
         return self.kernel == "fast" and weight.numel() >= LEAST_WEIGHTS and float_tiles.is_tiled(count, weight)
