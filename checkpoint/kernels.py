@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from checkpoint import float_tiles
+from checkpoint import float_tiles, inputs_first
 
 MOST_ROWS = {"exact": 32, "fast": 128}
 """With more rows than 32, `linear` with AMX sums in another order than the weight first does."""
@@ -72,6 +72,8 @@ class Linear:
         """The product with this weight [K, N]: [n, K] -> [n, N]."""
         if self.is_tiled(float_tiles.LEAST_ROWS, weight):
             return lambda rows: float_tiles.multiply_inputs_first(rows, weight)
+        if weight.numel() >= LEAST_WEIGHTS and inputs_first.has_products(weight):
+            return lambda rows: inputs_first.multiply(rows, weight)
         return lambda rows: rows @ weight
 
     def is_tiled(self, count: int, weight: torch.Tensor) -> bool:

@@ -23,7 +23,7 @@ from checkpoint.native.encoding import (
     first_bytes,
     rows_at_once,
 )
-from checkpoint.native.product_scratch import PRODUCT_SCRATCH
+from checkpoint.native.product_scratch import PRODUCT_SCRATCH, four_sums_scratch
 from checkpoint.native.routine_check import Routine
 
 BLOCK = 32
@@ -76,7 +76,8 @@ class Mxfp4(Encoding):
     def scratch_bytes(self, shape: tuple[int, ...], piece: int) -> int:
         rows, columns = shape
         count = rows_at_once(rows, BLOCK, columns, piece, _PER_WORD) * columns
-        return max(2 * count + count // _PER_WORD * 4 + rows // BLOCK * columns * 2, PRODUCT_SCRATCH)
+        restoring = 2 * count + count // _PER_WORD * 4 + rows // BLOCK * columns * 2
+        return max(restoring, PRODUCT_SCRATCH, four_sums_scratch(columns // 2))
 
     def restore(self, target: torch.Tensor, parts: Parts, scratch: torch.Tensor, piece: int) -> None:
         codes, scales = parts[CODES], parts[SCALES]

@@ -34,6 +34,7 @@ BLOCK = 32
 
 _DOUBLES = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
 _SIXTEEN = 16
+_SUMS = 4
 _AHEAD = 128
 """Bytes of a row of the weight that are fetched before they are needed."""
 
@@ -66,6 +67,23 @@ def block_product(rows: int, width: int) -> Any:
         return types.void(*kinds), generate
 
     return product
+
+
+@cache
+def block_in_four_sums(width: int) -> Any:
+    """Adds a block's products with one row of inputs to four sums for each column, of every fourth product each."""
+
+    @intrinsic
+    def add(_context: Any, codes: Any, stride: Any, inputs: Any, scales: Any, sums: Any) -> Any:
+        """As in `block_product`, but inputs are float32 [BLOCK], and sums [4, 2, width]."""
+
+        def generate(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
+            _Block(builder, 1, width).generate_four_sums(*arguments)
+            return context.get_dummy_value()
+
+        return types.void(types.uintp, types.intp, types.uintp, types.uintp, types.uintp), generate
+
+    return add
 
 
 class _Block:
@@ -105,6 +123,30 @@ class _Block:
             value = floats_of_integers(builder, builder.load(place))
             level = builder.fmul(self._factor(scales, odd, part), splat(builder, step, 8))
             builder.store(fused(builder, value, level, builder.load(target, align=4)), target, align=4)
+
+    def generate_four_sums(self, codes: Any, stride: Any, inputs: Any, scales: Any, sums: Any) -> None:
+        """A product of an input in bfloat16 and a value is exact in float32: it is rounded once, when it is added."""
+        builder, width = self._builder, self._width
+        floats = ir.VectorType(FLOAT, 8)
+        places = [(odd, part) for odd in range(2) for part in range(width // 8)]
+        factors = [self._factor(scales, odd, part) for odd, part in places]
+        with cgutils.for_range(builder, long(_SUMS)) as one:
+            at = builder.add(sums, builder.mul(one.index, long(8 * width)))
+            own = [pointer(builder, builder.add(at, long(32 * number)), floats) for number in range(len(places))]
+            totals = [cgutils.alloca_once(builder, floats) for _ in places]
+            for total, target in zip(totals, own, strict=True):
+                builder.store(builder.load(target, align=4), total)
+            with cgutils.for_range(builder, long(BLOCK // _SUMS)) as step:
+                row = builder.add(builder.mul(step.index, long(_SUMS)), one.index)
+                held = self._codes(builder.add(codes, builder.mul(stride, row)))
+                given = builder.load(pointer(builder, builder.add(inputs, builder.mul(row, long(4))), FLOAT), align=4)
+                doubles = [self._values(held, odd) for odd in range(2)]
+                for (odd, part), factor, total in zip(places, factors, totals, strict=True):
+                    some = shuffled(builder, doubles[odd], doubles[odd], list(range(8 * part, 8 * part + 8)))
+                    value = builder.fmul(builder.sitofp(some, floats), factor)
+                    builder.store(fused(builder, value, splat(builder, given, 8), builder.load(total)), total)
+            for total, target in zip(totals, own, strict=True):
+                builder.store(builder.load(total), target, align=4)
 
     def _codes(self, address: Any) -> Any:
         builder = self._builder

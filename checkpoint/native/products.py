@@ -9,14 +9,17 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable
 from functools import partial
+from typing import Any
 
 import torch
 
+from checkpoint import float_tiles
 from checkpoint.native.encoding import CODES, SCALES, Encoding, first_bytes
 from checkpoint.native.mxfp4 import BLOCK, Mxfp4
-from checkpoint.native.product_scratch import PAIRS, PRODUCT_SCRATCH, SUMS
+from checkpoint.native.product_scratch import PAIRS, PRODUCT_SCRATCH, SUMS, TILE, four_sums_scratch
 from checkpoint.native.routine_check import first_use
 from checkpoint.native.threads import together
+from checkpoint.tensors import round_up
 
 Parameters = dict[str, torch.Tensor]
 
@@ -59,11 +62,19 @@ class EncodedProducts:
 
 
 def are_possible(encoding: Encoding, dtype: torch.dtype, device: str) -> bool:
-    """Whether single rows can be multiplied with this encoding: where its compiled routine is right, and the CPU has
-    AMX, in whose order the products are added."""
-    if not isinstance(encoding, Mxfp4) or device != "cpu" or not torch.cpu.get_capabilities().get("amx_bf16"):
+    """Whether single rows can be multiplied with this encoding: where its compiled routine is right, and the order in
+    which the CPU's products are added is known: that of AMX, or that of torch on a CPU without products in bfloat16."""
+    if not isinstance(encoding, Mxfp4) or device != "cpu" or not (_has_amx() or _has_four_sums()):
         return False
     return encoding.checked_routine(dtype) is not None
+
+
+def _has_amx() -> bool:
+    return bool(torch.cpu.get_capabilities().get("amx_bf16"))
+
+
+def _has_four_sums() -> bool:
+    return float_tiles.is_faster() and bool(torch.cpu.get_capabilities().get("avx2"))
 
 
 def multiply(row: torch.Tensor, codes: torch.Tensor, scales: torch.Tensor, scratch: torch.Tensor) -> torch.Tensor:
@@ -71,25 +82,51 @@ def multiply(row: torch.Tensor, codes: torch.Tensor, scales: torch.Tensor, scrat
 
     Raises OutOfRangeError.
     """
-    from checkpoint.native import routines
-
     row = row.contiguous()
     if not _is_in_range(row, scales):
         raise OutOfRangeError
     inputs, columns = row.shape[1], scales.shape[1]
     found = torch.empty(1, columns, dtype=torch.bfloat16)
-    bits = row.view(torch.uint16).view(-1).numpy()
-    given = found.view(torch.uint16).view(-1).numpy(), bits, codes.view(inputs, columns // 2).numpy(), scales.numpy()
-    each = -(-columns // 2 // len(scratch))
-    jobs = []
-    for number, first in enumerate(range(0, columns // 2, each)):
-        sums = first_bytes(scratch[number], PRODUCT_SCRATCH).view(torch.float32).view(SUMS, PAIRS).numpy()
-        jobs.append(partial(routines.mxfp4_product, *given, sums, first, min(first + each, columns // 2)))
+    target, pairs = found.view(torch.uint16).view(-1).numpy(), codes.view(inputs, columns // 2).numpy()
+    run = _in_order_of_amx(row, scratch) if _has_amx() else _in_four_sums(row, scratch)
+    each = round_up(-(-columns // 2 // len(scratch)), TILE)
+    jobs = [
+        partial(run, target, pairs, scales.numpy(), number, first, min(first + each, columns // 2))
+        for number, first in enumerate(range(0, columns // 2, each))
+    ]
     if len(jobs) == 1:
         jobs[0]()
     else:
         together(jobs, with_caller=True)
     return found
+
+
+_Run = Callable[[Any, Any, Any, int, int, int], None]
+"""(found, codes, scales, thread, first and last pair of columns)"""
+
+
+def _in_order_of_amx(row: torch.Tensor, scratch: torch.Tensor) -> _Run:
+    from checkpoint.native import routines  # loads numba: not before it is needed
+
+    given = row.view(torch.uint16).view(-1).numpy()
+
+    def run(found: Any, codes: Any, scales: Any, thread: int, first: int, last: int) -> None:
+        sums = first_bytes(scratch[thread], PRODUCT_SCRATCH).view(torch.float32).view(SUMS, PAIRS).numpy()
+        routines.mxfp4_product(found, given, codes, scales, sums, first, last)
+
+    return run
+
+
+def _in_four_sums(row: torch.Tensor, scratch: torch.Tensor) -> _Run:
+    from checkpoint.native.mxfp4_routines import mxfp4_in_four_sums  # loads numba: not before it is needed
+
+    given, product = row.float().view(-1).numpy(), mxfp4_in_four_sums()
+
+    def run(found: Any, codes: Any, scales: Any, thread: int, first: int, last: int) -> None:
+        sums = first_bytes(scratch[thread], four_sums_scratch(last - first)).view(torch.float32).numpy()
+        product(found, given, codes, scales, sums, first, last)
+
+    return run
 
 
 def _is_in_range(row: torch.Tensor, scales: torch.Tensor) -> bool:
@@ -109,7 +146,7 @@ def is_equal(shape: tuple[int, int], scratch: torch.Tensor) -> bool:
     key = (*shape, torch.get_num_threads())
     with _lock:
         if key not in _equal:
-            fits = shape[0] % BLOCK == 0 and shape[1] % 2 == 0
+            fits = shape[0] % BLOCK == 0 and shape[1] % 2 == 0 and (_has_amx() or shape[1] >= 2 * TILE)
             _equal[key] = fits and bool(first_use(lambda: _compared(shape, scratch), _INSTEAD))
         return _equal[key]
 

@@ -209,7 +209,8 @@ def _bind_mxfp4(shape: tuple[int, int], parts: Parts, dtype: torch.dtype, scratc
     inputs, outputs = shape
     if not torch.cpu.get_capabilities().get("avx2"):
         return None
-    from checkpoint.native import row_routines as routines  # loads numba: not before it is needed
+    from checkpoint.native import mxfp4_routines as routines  # loads numba: not before it is needed
+    from checkpoint.native.row_routines import quantiser
 
     if outputs < 2 * routines.NARROW or outputs % 2:
         return None
@@ -220,7 +221,7 @@ def _bind_mxfp4(shape: tuple[int, int], parts: Parts, dtype: torch.dtype, scratc
         count = len(given)
         found = torch.empty(count, inputs, dtype=torch.int16).numpy()
         steps, sums = torch.empty(count, blocks).numpy(), torch.empty(count, 1).numpy()
-        routines.quantiser(name)(given.view(torch.uint16).numpy(), found, steps, sums)
+        quantiser(name)(given.view(torch.uint16).numpy(), found, steps, sums)
         return found, steps
 
     product = routines.mxfp4_product()

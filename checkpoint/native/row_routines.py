@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 from numba import float32, int16, uint32
 
-from checkpoint.native.mxfp4_vectors import BLOCK, block_product
 from checkpoint.native.routines import _float_of_bits, _float_of_half, compiled
 from checkpoint.native.row_vectors import ROWS, dots_of_eights, dots_of_numbers, unpacker
 
@@ -169,61 +168,6 @@ def integer_product(bits: int, scales: str, offsets: str, minimums: str) -> Any:
                         less += offsets[group] * sum_of[group]
                     found[done + number, row] = totals[number] - less
                 done += count
-
-    return product
-
-
-WIDE, NARROW = 32, 16
-"""Bytes of codes of a row of an MXFP4 weight that are multiplied at once, with one row of inputs and with several."""
-
-
-@cache
-def mxfp4_product() -> Any:
-    """The product with MXFP4 [in, out] (`checkpoint/native/mxfp4.py`), for at least 2 * NARROW columns."""
-    one, one_narrow, some = block_product(1, WIDE), block_product(1, NARROW), block_product(ROWS, NARROW)
-
-    @_summing
-    def product(found: Any, inputs: Any, steps: Any, codes: Any, scales: Any, first: int, last: int, own: Any) -> None:
-        """found: float32 [n, out], of which columns `first` to `last`, both even, are computed; inputs, steps: from
-        `quantise`, in chunks of 32; codes: uint8 [in, out / 2]; scales: uint8 [in / 32, out]; own: sums, float32
-        [ROWS * out].
-
-        Blocks of rows of the weight come one after the other, and in each its tiles: a row's next bytes are then never
-        far. The last tile may repeat columns of the one before.
-        """
-        begin, end, stride = first // 2, last // 2, codes.shape[1]
-        done = 0
-        while done < len(inputs):
-            count = ROWS if len(inputs) - done >= ROWS else 1
-            sums = own[: 2 * count * (end - begin + WIDE)]
-            sums[:] = 0
-            for block in range(len(scales)):
-                given = inputs[done, BLOCK * block :].ctypes.data
-                levels = steps[done, block:].ctypes.data
-                start, target = begin, sums.ctypes.data
-                while start < end:
-                    width = WIDE if count == 1 and end - start >= WIDE else NARROW
-                    at = min(start, max(end - width, 0))
-                    address, scale = codes[BLOCK * block, at:].ctypes.data, scales[block, 2 * at :].ctypes.data
-                    if count == ROWS:
-                        some(address, stride, given, 2 * inputs.shape[1], scale, levels, 4 * steps.shape[1], target)
-                    elif width == WIDE:
-                        one(address, stride, given, 0, scale, levels, 0, target)
-                    else:
-                        one_narrow(address, stride, given, 0, scale, levels, 0, target)
-                    start += width
-                    target += 8 * count * width
-            start, place = begin, 0
-            while start < end:
-                width = WIDE if count == 1 and end - start >= WIDE else NARROW
-                at = min(start, max(end - width, 0))
-                for number in range(count):
-                    target, held = found[done + number, 2 * at : 2 * (at + width)], sums[place : place + 2 * width]
-                    for column in range(width):
-                        target[2 * column], target[2 * column + 1] = held[column], held[width + column]
-                    place += 2 * width
-                start += width
-            done += count
 
     return product
 

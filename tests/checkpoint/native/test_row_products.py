@@ -1,0 +1,140 @@
+"""Products of a few rows with encoded weights against products in float64 with the restored weights."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from checkpoint.native.encoding import CODES, SCALES, Encoding, Parts
+from checkpoint.native.encodings import ENCODINGS, FP8, GGML_INTEGERS, INTEGERS, MXFP4
+from checkpoint.native.integers import MINIMUM_UNITS, MINIMUMS, ORDER, SCALE_UNITS, ZEROS, packed_rows
+from checkpoint.native.row_products import MOST_ROWS, RowScratch, chunk_width, row_products
+
+Weight = tuple[str, tuple[int, int], dict[str, torch.Tensor]]
+"""Encoding, shape and parts."""
+
+
+KINDS = (
+    (4, torch.float16, "zeros"),
+    (8, torch.bfloat16, "middle"),
+    (3, torch.float32, "minimums"),
+    (5, torch.float16, "units"),
+    (6, torch.float16, "middle"),
+    (2, torch.bfloat16, "zeros"),
+)
+"""Bits, dtype of scales, and what offsets are. Each is compiled, for a second."""
+
+
+@st.composite
+def integers(draw: st.DrawFn) -> Weight:
+    bits, kind, offsets = draw(st.sampled_from(KINDS))
+    group = draw(st.sampled_from((16, 32, 96, 192)))
+    random = torch.Generator().manual_seed(draw(st.integers(0, 1 << 30)))
+    rows, columns = draw(st.integers(1, 70)), 192 * draw(st.integers(1, 3))
+    shape = rows, columns // group
+    numbers = torch.randint(0, 1 << bits, (rows, columns), dtype=torch.uint8, generator=random)
+    parts = {CODES: packed_rows(numbers, bits), SCALES: (torch.randn(shape, generator=random) * 0.02).to(kind)}
+    if offsets == "zeros":
+        parts[ZEROS] = torch.randint(0, 1 << bits, shape, dtype=torch.uint8, generator=random)
+    elif offsets == "minimums":
+        parts[MINIMUMS] = (torch.randn(shape, generator=random) * 0.1).to(kind)
+    elif offsets == "units":
+        steps = torch.randint(0, 64, shape, dtype=torch.uint8, generator=random)
+        units = (torch.rand((rows, 1), generator=random) * 0.001).half()
+        parts |= {SCALES: steps, MINIMUMS: steps.flip(0), SCALE_UNITS: units, MINIMUM_UNITS: units.flip(0)}
+    return GGML_INTEGERS if MINIMUMS in parts else INTEGERS, (rows, columns), parts
+
+
+@st.composite
+def fp8(draw: st.DrawFn) -> Weight:
+    random = torch.Generator().manual_seed(draw(st.integers(0, 1 << 30)))
+    grid = draw(st.integers(1, 3)), draw(st.integers(1, 3))
+    shape = 16 * grid[0], 32 * grid[1]
+    codes = torch.randint(0, 256, shape, dtype=torch.uint8, generator=random)
+    codes[codes & 0x7F == 0x7F] = 0
+    return FP8, shape, {CODES: codes, SCALES: torch.rand(grid, generator=random) * 0.01}
+
+
+@st.composite
+def mxfp4(draw: st.DrawFn) -> Weight:
+    random = torch.Generator().manual_seed(draw(st.integers(0, 1 << 30)))
+    shape = 32 * draw(st.integers(1, 4)), 2 * draw(st.integers(16, 70))
+    codes = torch.randint(0, 256, (shape[0] * shape[1] // 2,), dtype=torch.uint8, generator=random)
+    scales = torch.randint(112, 124, (shape[0] // 32, shape[1]), dtype=torch.uint8, generator=random)
+    return MXFP4, shape, {CODES: codes, SCALES: scales}
+
+
+def restored(encoding: Encoding, shape: tuple[int, int], parts: Parts) -> torch.Tensor:
+    """[in, out], in float64, by torch alone, and not rounded to the dtype of the scales."""
+    encoding = ENCODINGS[GGML_INTEGERS] if encoding.name == INTEGERS else encoding
+    dtype = torch.bfloat16 if encoding.name == MXFP4 else torch.float32
+    target, piece = torch.empty(shape, dtype=dtype), shape[0] * shape[1]
+    scratch = torch.empty(encoding.scratch_bytes(shape, piece), dtype=torch.uint8)
+    encoding.restore(target, parts, scratch, piece)
+    return target.double() if encoding.inputs_first else target.double().t()
+
+
+@pytest.fixture(params=[1, 2], autouse=True)
+def threads(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr("checkpoint.native.row_products._THREAD_BYTES", 1 << 10)
+    before = torch.get_num_threads()
+    torch.set_num_threads(request.param)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.slow
+@given(
+    weight=st.one_of(integers(), fp8(), mxfp4()),
+    count=st.integers(1, MOST_ROWS),
+    dtype=st.sampled_from((torch.bfloat16, torch.float16)),
+    seed=st.integers(0, 1 << 30),
+)
+@settings(max_examples=60, deadline=None)
+def test_products_are_those_with_restored_weights(weight: Weight, count: int, dtype: torch.dtype, seed: int) -> None:
+    name, shape, parts = weight
+    encoding = ENCODINGS[name]
+    product = row_products(encoding, shape, parts, dtype, RowScratch())
+    if product is None:
+        assert (name, bool(torch.cpu.get_capabilities().get("avx2"))) == (MXFP4, False)
+        return
+    full = restored(encoding, shape, parts)
+    random = torch.Generator().manual_seed(seed)
+    rows = (torch.randn(count, len(full), generator=random) * torch.randn(count, 1, generator=random).exp()).to(dtype)
+    found, expected = product(rows), rows.double() @ full
+    steps = rows.double().abs().amax(1, keepdim=True) / 65534 * full.abs().sum(0)
+    sums = rows.double().abs() @ full.abs() * 2.0**-18 + 2.0**-24
+    assert bool(((found.double() - expected).abs() <= expected.abs() * 2.0**-8 + steps + sums).all())
+    assert torch.equal(torch.cat([product(row) for row in rows.split(1)]), found), "rows depend on each other"
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+def test_what_is_not_finite_stays_so(value: float) -> None:
+    parts = {CODES: torch.full((8, 32), 0x71, dtype=torch.uint8), SCALES: torch.ones(8, 2)}
+    product = row_products(ENCODINGS[INTEGERS], (8, 64), parts, torch.bfloat16)
+    assert product is not None
+    rows = torch.ones(3, 64, dtype=torch.bfloat16)
+    rows[1, 40] = value
+    assert product(rows).isfinite().all(1).tolist() == [True, False, True]
+
+
+def test_what_has_no_product() -> None:
+    codes, scales = torch.zeros((4, 24), dtype=torch.uint8), torch.ones(4, 6)
+    integers = ENCODINGS[INTEGERS]
+    assert row_products(integers, (4, 48), {CODES: codes, SCALES: scales}, torch.bfloat16) is None, "groups of 8"
+    parts = {CODES: codes, SCALES: scales[:, :3].contiguous()}
+    assert row_products(integers, (4, 48), parts, torch.float32) is None
+    order = torch.zeros((1, 48), dtype=torch.int16)
+    assert row_products(integers, (4, 48), {**parts, ORDER: order}, torch.bfloat16) is None
+    assert row_products(integers, (4, 48), parts, torch.bfloat16) is not None
+
+
+@given(st.integers(1, 5000))
+@settings(deadline=None)
+def test_the_width_of_a_chunk(group: int) -> None:
+    fits = [width for width in range(16, 257, 16) if group % width == 0]
+    assert chunk_width(group) == max(fits, default=0)
