@@ -1,0 +1,73 @@
+"""Experts that are computed from their codes, with the kernel `fast`: in a slot, on a host, and by the main node."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from checkpoint.expert import ExpertArithmetic
+from checkpoint.kernels import FAST
+from checkpoint.native.encoding import Encoding
+from checkpoint.native.encodings import ENCODINGS
+from checkpoint.native.row_products import MOST_ROWS
+from checkpoint.sharding.source import open_source
+from checkpoint.store import ExpertStore
+from main_node.checks.arbiter import Arbiter
+from scheduler.types import ExpertId
+from support.models import packed, published
+from support.models.checkpoints import build
+from support.models.store_making import shard
+from worker_node.host import HostPlace
+from worker_node.loaders.make import make_loader
+from worker_node.restorer import Restorer
+
+WIDTH = 128
+
+
+@pytest.fixture(scope="module", params=["awq", "mxfp4", pytest.param("fp8", marks=pytest.mark.slow)])
+def store(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> ExpertStore:
+    folder = tmp_path_factory.mktemp(request.param)
+    if request.param == "mxfp4":
+        path = published.publish_mxfp4(build("gpt_oss", hidden_size=WIDTH, intermediate_size=96), folder / "model")
+        return shard(open_source(path), folder / "store")
+    sizes = {"hidden_size": WIDTH, "moe_intermediate_size": 64, "intermediate_size": WIDTH}
+    model = build("qwen3_moe", **sizes, num_hidden_layers=1, mlp_only_layers=[])
+    publish = {"awq": lambda: packed.publish_awq(model, folder / "model", group=32)}
+    publish["fp8"] = lambda: published.publish_fp8(model, folder / "model", block=(32, 32))
+    return shard(open_source(publish[request.param]()), folder / "store")
+
+
+def test_few_rows_are_computed_without_a_restored_expert(store: ExpertStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    manifest = store.manifest
+    if ENCODINGS[manifest.encoding].inputs_first and not torch.cpu.get_capabilities().get("avx2"):
+        pytest.skip("there is no product with MXFP4 for this processor")
+    exact, fast = (ExpertArithmetic(manifest.config, manifest.dtype, *of) for of in ((), (FAST,)))
+    restorer, computed = (Restorer(store, arithmetic, ("",), "cpu", 1) for arithmetic in (exact, fast))
+    place, arbiter = HostPlace("host", store, fast), Arbiter(store, FAST)
+    loader, slot = make_loader("memory", store), torch.zeros(manifest.blob_bytes, dtype=torch.uint8)
+    restored: list[Encoding] = []
+    cls = type(ENCODINGS[manifest.encoding])
+    before = cls.restore_into
+    monkeypatch.setattr(cls, "restore_into", lambda *of: (restored.append(of[0]), before(*of)))
+    try:
+        loader.prepare([slot])
+        for expert in range(3):
+            loader.load(0, expert, slot, lambda: False, "")
+            for rows in (1, 5, MOST_ROWS):
+                hidden, weights = torch.randn(rows, WIDTH).bfloat16(), torch.rand(rows).bfloat16()
+                expected = restorer.compute(slot, 0, "", hidden, weights)
+                restored.clear()
+                found = computed.compute(slot, 0, "", hidden, weights)
+                assert not restored
+                torch.testing.assert_close(found, expected, rtol=0.05, atol=0.01 * float(expected.abs().max()))
+                assert torch.equal(place.compute(0, expert, hidden, weights), found)
+                assert torch.equal(arbiter.compute(ExpertId(0, expert), hidden, weights), found)
+        assert computed.is_rowwise(slot, 0, "")
+        many = MOST_ROWS + 1
+        hidden, weights = torch.randn(many, WIDTH).bfloat16(), torch.rand(many).bfloat16()
+        assert torch.equal(place.compute(0, 2, hidden, weights), computed.compute(slot, 0, "", hidden, weights))
+        assert restored
+    finally:
+        loader.close()
+        place.close()
+        arbiter.close()
