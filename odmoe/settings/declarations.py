@@ -410,7 +410,7 @@ class Declarations(SystemSettings):
     kernel: str = one_of(
         "exact",
         KERNELS,
-        "Products of bfloat16 on a CPU; fast may change the last bit",
+        "Products on a CPU; fast multiplies encoded weights as they are, and may change the last bit",
         heading="Experiments",
         fixed="running",
     )
