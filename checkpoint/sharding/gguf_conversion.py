@@ -9,12 +9,11 @@ from pathlib import Path
 
 import torch
 
-from checkpoint.formats.gguf_blocks import published_blocks, quantised_kind
+from checkpoint.formats.gguf_blocks import encoding_of, published_blocks, quantised_kind
 from checkpoint.formats.gguf_file import gguf_tokenizer, has_tokenizer
 from checkpoint.formats.gguf_weights import GgufWeights, gguf_weights
 from checkpoint.formats.unreadable import DAMAGED, unreadable
 from checkpoint.native.encoding import Unencodable
-from checkpoint.native.encodings import GGML_INTEGERS
 from checkpoint.place import Place
 from checkpoint.sharding.convert import Conversion, Group, Part
 from checkpoint.sharding.model_directory import cure
@@ -122,7 +121,7 @@ class GgufConversion(Conversion):
 
     def encoding(self) -> str:
         """See `Conversion.encoding`."""
-        return GGML_INTEGERS
+        return encoding_of(self.words.values())
 
     def published(
         self, target: str, groups: Mapping[str | None, Group], tensors: dict[str, torch.Tensor]

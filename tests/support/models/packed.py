@@ -25,6 +25,8 @@ INT4 = {
 FP8 = {"num_bits": 8, "type": "float", "symmetric": True, "strategy": "channel", "format": "float-quantized"}
 NVFP4 = {"num_bits": 4, "type": "float", "symmetric": True, "strategy": "tensor_group", "group_size": 16}
 NVFP4 |= {"format": "nvfp4-pack-quantized"}
+MXFP4 = {"num_bits": 4, "type": "float", "symmetric": True, "strategy": "group", "group_size": 32}
+MXFP4 |= {"format": "mxfp4-pack-quantized", "scale_dtype": "torch.uint8"}
 
 
 def saved(model: Any, path: Path) -> dict[str, torch.Tensor]:
@@ -197,17 +199,26 @@ def dequantised_bitsandbytes(path: Path) -> Any:
     return aligned(model.dequantize(torch.bfloat16).eval())
 
 
-def publish_bitsandbytes_experts(model: Any, path: Path, kind: str = "nf4", nested: bool = True) -> Path:
-    """Experts, too, in 4 bits, as checkpoints of earlier Transformers have them: by bitsandbytes' own functions."""
+def publish_bitsandbytes_experts(
+    model: Any, path: Path, kind: str = "nf4", nested: bool = True, dtype: str = "bfloat16"
+) -> Path:
+    """Experts, too, as checkpoints of earlier Transformers have them: by bitsandbytes' own functions. `kind`: `nf4`,
+    `fp4` or `int8`. `dtype`: of the weights that were quantised."""
     from bitsandbytes import functional
 
     weights, plain = saved(model, path), {}
     for name in linears(weights):
-        weight = weights.pop(f"{name}.weight")
-        data, state = functional.quantize_4bit(weight, quant_type=kind, compress_statistics=nested)
-        packed = {f"weight.{key}": value for key, value in state.as_dict(packed=True).items()} | {"weight": data}
+        weight = weights.pop(f"{name}.weight").to(getattr(torch, dtype))
+        if kind == "int8":
+            data, scales, _ = functional.int8_vectorwise_quant(weight)
+            packed = {"weight": data, "SCB": scales}
+            found = functional.int8_vectorwise_dequant(data, scales)
+        else:
+            data, state = functional.quantize_4bit(weight, quant_type=kind, compress_statistics=nested)
+            packed = {f"weight.{key}": value for key, value in state.as_dict(packed=True).items()} | {"weight": data}
+            found = functional.dequantize_4bit(data, state)
         weights |= {f"{name}.{key}": value for key, value in packed.items()}
-        plain[f"{name}.weight"] = functional.dequantize_4bit(data, state)
+        plain[f"{name}.weight"] = found.bfloat16()
     write_plain(path, weights, plain)
-    settings = {"quant_method": "bitsandbytes", "load_in_4bit": True, "load_in_8bit": False}
+    settings = {"quant_method": "bitsandbytes", "load_in_4bit": kind != "int8", "load_in_8bit": kind == "int8"}
     return written(path, weights, settings | {"bnb_4bit_quant_type": kind, "bnb_4bit_use_double_quant": nested})
