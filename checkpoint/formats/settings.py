@@ -20,6 +20,12 @@ def quantisation_settings(config: Mapping[str, Any]) -> Any:
     return config.get(KEY) or inner
 
 
+def quantisation_method(settings: Mapping[str, Any]) -> Any:
+    """The `quant_method`. Checkpoints of early bitsandbytes have none, and Transformers knows them by their bits."""
+    bits = settings.get("load_in_4bit") or settings.get("load_in_8bit")
+    return settings.get("quant_method") or ("bitsandbytes" if bits else None)
+
+
 def without_quantisation(config: Mapping[str, Any]) -> dict[str, Any]:
     """config.json of the dequantised model."""
     found = {key: value for key, value in config.items() if key != KEY}

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from checkpoint.formats.settings import quantisation_settings
+from checkpoint.formats.settings import quantisation_method, quantisation_settings
 from checkpoint.sizes.integer_groups import integer_groups
 from scheduler.errors import UnsupportedFormatError
 from scheduler.types import ModelSize
@@ -22,12 +22,15 @@ _ITEM_BYTES = {"uint8": 1, "int8": 1, "int16": 2, "float16": 2, "bfloat16": 2, "
 _DEFAULT_BLOCKS = {"fp8": [128, 128], "mxfp8": [1, _MX_VALUES]}
 """Of a configuration that does not name its blocks."""
 
+_LEFT_OUT = ("modules_to_not_convert", "llm_int8_skip_modules", "ignore")
+"""Where settings name modules that are not quantised."""
+
 _PIECE = 1 << 24
 """Values that a GPU restores at a time."""
 
 _SCRATCH_BYTES = {"mxfp4": 3 + 2 / _MX_VALUES, "fp8": 10.0, "mxfp8": 10.0}
 _OTHER_SCRATCH_BYTES = 10.0
-"""For each of them, of integers in the last line."""
+"""For each of them, of integers and codebooks in the last line."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +54,7 @@ def with_native_experts(size: ModelSize, fields: Mapping[str, Any], native_bits:
     UnsupportedFormatError.
     """
     settings = quantisation_settings(fields)
-    method = settings.get("quant_method") if isinstance(settings, dict) else None
+    method = quantisation_method(settings) if isinstance(settings, dict) else None
     experts = _experts(size)
     if experts is None:
         return size
@@ -131,9 +134,10 @@ def _divides(block: tuple[int, int], experts: _Experts) -> bool:
 
 
 def _layers_left_out(settings: dict[str, Any], size: ModelSize) -> int:
-    """How many layers' experts `modules_to_not_convert` names, by the rules of Transformers' `should_convert_module`.
-    The layers without experts are taken to be the first. Raises UnsupportedFormatError for another type than a list."""
-    key = "modules_to_not_convert" if settings.get("modules_to_not_convert") else "ignore"
+    """How many layers' experts the settings leave out, by the rules of Transformers' `should_convert_module`.
+
+    The layers without experts are taken to be the first. Raises UnsupportedFormatError for names that are no list."""
+    key = next((key for key in _LEFT_OUT if settings.get(key)), "ignore")
     named = settings.get(key) or []
     if not isinstance(named, list):
         raise UnsupportedFormatError(

@@ -93,7 +93,7 @@ def test_weights_of_any_size(
     check_restored(ROUNDED, parts, exact.to(scale).to(dtype), threads, piece)
 
 
-@pytest.mark.parametrize("kind", (*KINDS, *TABLE_KINDS))
+@pytest.mark.parametrize("kind", [*KINDS, *TABLE_KINDS])
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_blocks_of_gguf(kind: str, dtype: torch.dtype) -> None:
     """Random bytes, but for scales that are finite."""

@@ -61,6 +61,10 @@ def planned(config: str, quantisation: dict[str, Any] | None, experts: str | Non
         ("deepseek-v3", compressed("re:.*mlp.experts.*", num_bits=8, strategy="channel"), 0.501),
         ("deepseek-v3", compressed(num_bits=8, type="float", strategy="channel"), 0.501),
         ("deepseek-v3", compressed(num_bits=8, type="float", strategy="block", block_structure=[128, 128]), 0.501),
+        ("deepseek-v3", compressed(type="float", strategy="tensor_group", group_size=16), 0.282),
+        ("deepseek-v3", {"quant_method": "bitsandbytes", "load_in_4bit": True}, 0.282),
+        ("deepseek-v3", {"load_in_4bit": True, "bnb_4bit_use_double_quant": True}, 0.259),
+        ("deepseek-v3", {"quant_method": "bitsandbytes", "load_in_8bit": True}, 0.501),
     ],
 )
 def test_bytes_of_a_load_and_of_a_store(config: str, quantisation: dict[str, Any], share: float) -> None:
@@ -85,10 +89,10 @@ def test_memory_to_restore_on_a_gpu(config: str, quantisation: dict[str, Any]) -
     ("config", "quantisation"),
     [
         ("deepseek-v3", None),
-        ("deepseek-v3", {"quant_method": "bitsandbytes", "load_in_4bit": True}),
+        ("deepseek-v3", {"load_in_4bit": True, "llm_int8_skip_modules": ["lm_head", "experts"]}),
         ("deepseek-v3", {"quant_method": "awq", "bits": 4, "group_size": 96}),
         ("deepseek-v3", {"quant_method": "gptq", "bits": "4", "group_size": 128}),
-        ("deepseek-v3", compressed(type="float", strategy="tensor_group", group_size=16)),
+        ("deepseek-v3", compressed(type="float", strategy="tensor_group", group_size=48)),
         ("deepseek-v3", compressed(num_bits=8, type="float", strategy="block", block_structure=[96, 128])),
         ("deepseek-v3", compressed() | {"ignore": ["re:.*experts.*"]}),
         ("deepseek-v3", {"quant_method": "fp8", "weight_block_size": None}),
@@ -178,6 +182,20 @@ def kimi(path: Path) -> Path:
     return packed.publish_compressed(model, path, {"all": packed.group(**packed.INT4 | {"group_size": 32})})
 
 
+def bitsandbytes(kind: str, nested: bool) -> Callable[[Path], Path]:
+    model = build("qwen3_moe", hidden_size=256, moe_intermediate_size=128, intermediate_size=64)
+    return lambda path: packed.publish_bitsandbytes_experts(model, path, kind, nested)
+
+
+def plain_experts(path: Path) -> Path:
+    return packed.publish_bitsandbytes(build("qwen3_moe", hidden_size=128), path, load_in_8bit=True)
+
+
+def compressed_fp4(weights: dict[str, Any]) -> Callable[[Path], Path]:
+    model = build("qwen3_moe", hidden_size=256, moe_intermediate_size=128, intermediate_size=64)
+    return lambda path: packed.publish_compressed(model, path, {"all": packed.group(**weights)})
+
+
 def gguf(kind: Kind) -> Callable[[Path], Path]:
     model = build("qwen3_moe", hidden_size=256, moe_intermediate_size=128, mlp_only_layers=[])
     return lambda path: gguf_files.publish(model, path.with_suffix(".gguf"), kind)
@@ -193,7 +211,14 @@ def gguf(kind: Kind) -> Callable[[Path], Path]:
         (kimi, "integers", "native"),
         (gguf(Kind.Q5_1), "ggml integers", "native"),
         (gguf(Kind.Q5_1), "ggml integers", "dequantised"),
+        (gguf(Kind.IQ4_NL), "codebook", "native"),
         (gguf(Kind.F16), "", "native"),
+        (bitsandbytes("nf4", False), "codebook", "native"),
+        (bitsandbytes("fp4", True), "codebook", "native"),
+        (bitsandbytes("int8", False), "codebook", "native"),
+        (plain_experts, "", "native"),
+        (compressed_fp4(packed.NVFP4), "codebook", "native"),
+        (compressed_fp4(packed.MXFP4), "codebook", "native"),
         (gpt_oss, "mxfp4", "native"),
         (gpt_oss, "mxfp4", "dequantised"),
         (qwen, "fp8", "native"),
