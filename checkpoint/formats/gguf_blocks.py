@@ -16,7 +16,7 @@ import torch
 from checkpoint.formats.gguf_file import GgufFile, GgufTensor
 from checkpoint.native.codebook import SCALE_TABLE, TABLE
 from checkpoint.native.encoding import CODES, SCALES, Parts, Unencodable
-from checkpoint.native.encodings import CODEBOOK, GGML_INTEGERS
+from checkpoint.native.encodings import GGML_CODEBOOK, GGML_INTEGERS
 from checkpoint.native.integers import MINIMUM_UNITS, MINIMUMS, SCALE_UNITS, packed_rows
 
 Blocks = torch.Tensor
@@ -59,7 +59,7 @@ def published_blocks(kind: int, rows: torch.Tensor) -> Parts:
 
 def encoding_of(kinds: Iterable[str]) -> str:
     """The encoding that keeps experts in these types, by their names."""
-    return CODEBOOK if any(name in _KINDS and _KINDS[name].tables is not dict for name in kinds) else GGML_INTEGERS
+    return GGML_CODEBOOK if any(name in _KINDS and _KINDS[name].tables is not dict for name in kinds) else GGML_INTEGERS
 
 
 def has_encoding(file: GgufFile) -> bool:

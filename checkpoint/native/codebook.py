@@ -23,7 +23,16 @@ from checkpoint.native.encoding import (
     first_bytes,
     shares_of_rows,
 )
-from checkpoint.native.integers import MINIMUM_UNITS, SCALE_UNITS, Integers, _copy_numbers, _level, packed_rows
+from checkpoint.native.integers import (
+    MINIMUM_UNITS,
+    SCALE_UNITS,
+    Integers,
+    _copy_numbers,
+    _level,
+    contiguous_rows,
+    described_bits,
+    packed_rows,
+)
 from checkpoint.native.routine_check import Routine
 
 TABLE, SCALE_TABLE, SCALE_OFFSETS, FACTORS = "table", "scale_table", "scale_offsets", "factors"
@@ -53,25 +62,25 @@ class Codebook(Encoding):
     - `factors`: a float [n, 1]. A product is rounded to their dtype, multiplied by them, and rounded to the weight's.
       Without them it is rounded once.
 
-    A weight without a table is one of `integers`: a GGUF file has both kinds.
+    A weight without a table is one of `integers`, where they are given: a GGUF file has both kinds.
     """
 
     parts = (CODES, SCALES)
     more_parts = (*Integers.more_parts, TABLE, SCALE_TABLE, SCALE_OFFSETS, FACTORS)
     compiled_dtypes = (torch.bfloat16, torch.float16, torch.float32)
 
-    def __init__(self, name: str, integers: Integers) -> None:
+    def __init__(self, name: str, integers: Integers | None = None) -> None:
         self.name = name
         self._integers = integers
 
     def encode(self, published: Parts) -> dict[str, torch.Tensor]:
         """The same, each [n, ...]."""
-        return self._integers.encode(published)
+        return contiguous_rows(published)
 
     def fits_weight(self, shape: tuple[int, ...], parts: Shapes) -> bool:
         if TABLE not in parts:
-            more = (SCALE_TABLE, SCALE_OFFSETS, FACTORS)
-            return not any(name in parts for name in more) and self._integers.fits_weight(shape, parts)
+            alone = parts.keys().isdisjoint((SCALE_TABLE, SCALE_OFFSETS, FACTORS))
+            return alone and self._integers is not None and self._integers.fits_weight(shape, parts)
         if len(shape) != 2 or any(len(of) != 2 for _, of in parts.values()):
             return False
         (rows, columns), (kind, (height, wide)) = shape, parts[CODES]
@@ -92,23 +101,23 @@ class Codebook(Encoding):
         )
 
     def described(self, full: Shapes, native: Shapes) -> str:
-        return self._integers.described(full, native).replace(self._integers.name, self.name)
+        return described_bits(self.name, full, native)
 
     def scratch_bytes(self, shape: tuple[int, ...], piece: int) -> int:
         rows, columns = shape
         own = columns * (_COLUMN_BYTES + _VALUE_BYTES * _rows_at_once(rows, columns, piece))
-        return max(own, self._integers.scratch_bytes(shape, piece))
+        return max(own, self._integers.scratch_bytes(shape, piece)) if self._integers else own
 
     def shares(self, target: torch.Tensor, parts: Parts, threads: int) -> Iterator[list[tuple[torch.Tensor, Parts]]]:
         if TABLE not in parts:
-            yield from self._integers.shares(target, parts, threads)
+            yield from self._of_integers().shares(target, parts, threads)
             return
         for matrix, theirs in _matrices(target, parts):
             yield list(_numbered(shares_of_rows(matrix, theirs, threads)))
 
     def restore(self, target: torch.Tensor, parts: Parts, scratch: torch.Tensor, piece: int) -> None:
         if TABLE not in parts:
-            self._integers.restore(target, parts, scratch, piece)
+            self._of_integers().restore(target, parts, scratch, piece)
             return
         for matrix, theirs in _matrices(target, parts):
             rows, columns = matrix.shape
@@ -119,7 +128,7 @@ class Codebook(Encoding):
     def routine(self, dtype: torch.dtype = torch.bfloat16) -> Routine:
         from checkpoint.native import codebook_routines as routines  # loads numba: not before it is needed
 
-        of_integers = self._integers.routine(dtype)
+        of_integers = self._integers.routine(dtype) if self._integers else None
         compiled, kept = {
             torch.bfloat16: (routines.codebook_in_bfloat16, torch.uint16),
             torch.float16: (routines.codebook_in_float16, torch.uint16),
@@ -128,7 +137,7 @@ class Codebook(Encoding):
         roundings = {torch.float16: routines.TO_HALF, torch.bfloat16: routines.TO_BFLOAT}
 
         def restore(target: torch.Tensor, parts: Parts, scratch: torch.Tensor) -> None:
-            if TABLE not in parts:
+            if TABLE not in parts and of_integers is not None:
                 of_integers(target, parts, scratch)
                 return
             rounded = parts[FACTORS].dtype if FACTORS in parts else torch.float32
@@ -147,7 +156,13 @@ class Codebook(Encoding):
         return len(shape) == 2
 
     def check_weights(self) -> list[CheckWeight]:
-        return [*_check_weights(), *self._integers.check_weights()]
+        return [*_check_weights(), *(self._integers.check_weights() if self._integers else ())]
+
+    def _of_integers(self) -> Integers:
+        """Raises ValueError where the weights of this encoding have tables."""
+        if self._integers is None:
+            raise ValueError(f"a weight of the encoding {self.name} has no table")
+        return self._integers
 
 
 def _rows_at_once(rows: int, columns: int, piece: int) -> int:

@@ -92,9 +92,9 @@ CASES: dict[str, tuple[Publish, str]] = {
     },
     "gguf-Q4_K-and-Q6_K": (gguf_of_k(Kind.Q4_K, Kind.Q6_K), "ggml integers of 4 and 6 bits"),
     "gguf-Q3_K-and-Q5_K": (gguf_of_k(Kind.Q3_K, Kind.Q5_K), "ggml integers of 3 and 5 bits"),
-    "gguf-Q2_K-and-IQ4_NL": (gguf_of_k(Kind.Q2_K, Kind.IQ4_NL), "codebook of 2 and 4 bits"),
-    "gguf-IQ4_XS-and-Q6_K": (gguf_of_k(Kind.IQ4_XS, Kind.Q6_K), "codebook of 4 and 6 bits"),
-    "gguf-MXFP4": (gguf_of_k(Kind.MXFP4, Kind.MXFP4), "codebook of 4 bits"),
+    "gguf-Q2_K-and-IQ4_NL": (gguf_of_k(Kind.Q2_K, Kind.IQ4_NL), "ggml codebook of 2 and 4 bits"),
+    "gguf-IQ4_XS-and-Q6_K": (gguf_of_k(Kind.IQ4_XS, Kind.Q6_K), "ggml codebook of 4 and 6 bits"),
+    "gguf-MXFP4": (gguf_of_k(Kind.MXFP4, Kind.MXFP4), "ggml codebook of 4 bits"),
     **{
         f"bitsandbytes-{kind}{'-nested' if nested else ''}": (bitsandbytes(kind, nested, dtype), "codebook of 4 bits")
         for kind, nested, dtype in (

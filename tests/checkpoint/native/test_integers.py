@@ -13,9 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from checkpoint.formats.gguf_blocks import encoding_of, published_blocks
-from checkpoint.native.encoding import CODES, DEVICE_PIECE, PIECE, SCALES, Encoding, Shapes, Unencodable
-from checkpoint.native.encodings import CODEBOOK, ENCODINGS, GGML_INTEGERS, INTEGERS
+from checkpoint.native.encoding import CODES, DEVICE_PIECE, PIECE, SCALES, Shapes, Unencodable
+from checkpoint.native.encodings import ENCODINGS, GGML_CODEBOOK, GGML_INTEGERS, INTEGERS
 from checkpoint.native.integers import MINIMUM_UNITS, MINIMUMS, ORDER, ZEROS, packed_rows
+from support.models.restored_weights import check_restored, shapes
 
 ROUNDED, EXACT = ENCODINGS[INTEGERS], ENCODINGS[GGML_INTEGERS]
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
@@ -23,27 +24,6 @@ KINDS = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q3_K", "Q4_K", "Q5_K", "Q6_K")
 TABLE_KINDS = ("Q2_K", "IQ4_NL", "IQ4_XS", "MXFP4")
 SCALE_BYTES = {"Q2_K": [81, 83], "Q3_K": [109], "Q6_K": [209], "MXFP4": []}
 """The high bytes of a block's scales in float16, where it has others than its first one or two."""
-
-
-def check_restored(
-    encoding: Encoding, parts: dict[str, torch.Tensor], expected: torch.Tensor, threads: int, piece: int = PIECE
-) -> None:
-    """With torch, in pieces, and with the compiled routine, which threads share."""
-    shape = tuple(expected.shape)
-    assert encoding.fits({"up": ("float32", shape)}, shapes(parts))
-    scratch = torch.empty(encoding.scratch_bytes(shape, piece), dtype=torch.uint8)
-    found = torch.full_like(expected, 7.0)
-    encoding.restore(found, parts, scratch, piece)
-    assert torch.equal(found.view(torch.uint8), expected.view(torch.uint8))
-    together = torch.empty(encoding.scratch_for([shape], "cpu", threads), dtype=torch.uint8)
-    found.fill_(7.0)
-    encoding.restore_into({"up": found}, {f"up.{name}": part for name, part in parts.items()}, together)
-    assert torch.equal(found.view(torch.uint8), expected.view(torch.uint8))
-    assert encoding.checked_routine(expected.dtype) is not None
-
-
-def shapes(parts: dict[str, torch.Tensor]) -> Shapes:
-    return {f"up.{name}": (str(one.dtype).removeprefix("torch."), tuple(one.shape)) for name, one in parts.items()}
 
 
 @given(
@@ -107,7 +87,7 @@ def test_blocks_of_gguf(kind: str, dtype: torch.dtype) -> None:
     encoding = ENCODINGS[encoding_of([kind])]
     parts = {name: part[0] for name, part in encoding.encode(published).items()}
     assert tuple(expected.shape) == (6, 3 * values)
-    assert encoding is (EXACT if kind in KINDS else ENCODINGS[CODEBOOK])
+    assert encoding is (EXACT if kind in KINDS else ENCODINGS[GGML_CODEBOOK])
     check_restored(encoding, parts, expected, 2)
     assert sum(part.nbytes for name, part in parts.items() if "table" not in name) <= 1.05 * rows.nbytes
 

@@ -211,7 +211,7 @@ def gguf(kind: Kind) -> Callable[[Path], Path]:
         (kimi, "integers", "native"),
         (gguf(Kind.Q5_1), "ggml integers", "native"),
         (gguf(Kind.Q5_1), "ggml integers", "dequantised"),
-        (gguf(Kind.IQ4_NL), "codebook", "native"),
+        (gguf(Kind.IQ4_NL), "ggml codebook", "native"),
         (gguf(Kind.F16), "", "native"),
         (bitsandbytes("nf4", False), "codebook", "native"),
         (bitsandbytes("fp4", True), "codebook", "native"),
