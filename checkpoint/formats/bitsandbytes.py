@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from checkpoint.formats.packed import PackedFormat
-from checkpoint.native.codebook import FACTORS, SCALE_OFFSETS, TABLE, UNIT_GROUPS, named_scales
+from checkpoint.native.codebook import FACTORS, SCALE_OFFSETS, TABLE, UNIT_GROUPS, named_scales, scale_units_of
 from checkpoint.native.encoding import CODES, SCALES, Parts, Unencodable
 from checkpoint.native.encodings import CODEBOOK
-from checkpoint.native.integers import SCALE_UNITS, packed_rows
+from checkpoint.native.integers import packed_rows
 
 if TYPE_CHECKING:
     from checkpoint.place import Place
@@ -104,7 +104,8 @@ def _published_codes(parts: dict[str, torch.Tensor]) -> Parts:
         if state.state2.blocksize != UNIT_GROUPS:
             raise Unencodable(f"{state.state2.blocksize} of its scales have a scale together, not {UNIT_GROUPS}")
         found |= named_scales(found[SCALES], state.state2.code)
-        found |= {SCALE_UNITS: state.state2.absmax.view(1, -1), SCALE_OFFSETS: state.offset.view(1, 1)}
+        found |= scale_units_of(state.state2.absmax, *found[SCALES].shape)
+        found[SCALE_OFFSETS] = state.offset.view(1, 1)
     return found
 
 

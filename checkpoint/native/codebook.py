@@ -36,13 +36,13 @@ from checkpoint.native.integers import (
 from checkpoint.native.routine_check import Routine
 
 TABLE, SCALE_TABLE, SCALE_OFFSETS, FACTORS = "table", "scale_table", "scale_offsets", "factors"
+UNIT_STARTS = "unit_starts"
 UNIT_GROUPS = 256
 """Groups whose scales have a unit together, counted over a matrix: bitsandbytes has them so, whatever the rows are."""
+_UNIT_BITS = 8
 LEAST_GROUP = 8
-_PARTS = {CODES, TABLE, SCALES, SCALE_TABLE, SCALE_UNITS, MINIMUM_UNITS, SCALE_OFFSETS, FACTORS}
-
-_FIRST = "first"
-"""Of a share of a matrix: how many groups are before it. No part of a blob."""
+_OF_ROWS = (SCALES, SCALE_UNITS, UNIT_STARTS, MINIMUM_UNITS)
+_OF_MATRICES = (TABLE, SCALE_TABLE, SCALE_OFFSETS, FACTORS)
 _FLOATS = ("float16", "bfloat16", "float32")
 _VALUE_BYTES = 4 + 4 + 2
 """Of scratch memory for each value: product, place in the table, and a number twice or a half."""
@@ -55,10 +55,11 @@ class Codebook(Encoding):
 
     - `codes`: uint8 [rows, columns * bits / 8], see `packed_rows`.
     - `table`: float32 [n, 2^bits].
-    - `scales`: a float [rows, groups]. Or uint8, codes of `scale_table`: float32 [n, 256]. What they name is multiplied
-      by `scale_units`, where there are some: float32 [n, m], one for each 256 groups of a matrix. Then `scale_offsets`
-      are added: float32 [n, 1]. Or int8, multiples of `scale_units`: float16 [rows, some groups]. Or uint8 with
-      `minimum_units` too, also float16 [rows, some groups]: 4 bits for a scale and, above them, 4 for a minimum.
+    - `scales`: a float [rows, groups]. Or uint8, names of values in `scale_table`: float32 [n, 256]. These are
+      multiplied by `scale_units`, where there are some: float32 [rows, 1], or with `unit_starts` as `scale_units_of`
+      has them. Then `scale_offsets` are added: float32 [n, 1].
+    - Or `scales`: int8, multiples of `scale_units`: float16 [rows, some groups]. Or uint8 with `minimum_units` too, also
+      float16 [rows, some groups]: 4 bits for a scale and, above them, 4 for a minimum.
     - `factors`: a float [n, 1]. A product is rounded to their dtype, multiplied by them, and rounded to the weight's.
       Without them it is rounded once.
 
@@ -66,7 +67,7 @@ class Codebook(Encoding):
     """
 
     parts = (CODES, SCALES)
-    more_parts = (*Integers.more_parts, TABLE, SCALE_TABLE, SCALE_OFFSETS, FACTORS)
+    more_parts = (*Integers.more_parts, UNIT_STARTS, *_OF_MATRICES)
     compiled_dtypes = (torch.bfloat16, torch.float16, torch.float32)
 
     def __init__(self, name: str, integers: Integers | None = None) -> None:
@@ -79,7 +80,7 @@ class Codebook(Encoding):
 
     def fits_weight(self, shape: tuple[int, ...], parts: Shapes) -> bool:
         if TABLE not in parts:
-            alone = parts.keys().isdisjoint((SCALE_TABLE, SCALE_OFFSETS, FACTORS))
+            alone = parts.keys().isdisjoint((UNIT_STARTS, *_OF_MATRICES))
             return alone and self._integers is not None and self._integers.fits_weight(shape, parts)
         if len(shape) != 2 or any(len(of) != 2 for _, of in parts.values()):
             return False
@@ -97,7 +98,7 @@ class Codebook(Encoding):
             and parts[SCALES][1] == (rows, groups)
             and _fits_scales(rows, matrices, parts)
             and (FACTORS not in parts or (parts[FACTORS][0] in _FLOATS and parts[FACTORS][1] == (matrices, 1)))
-            and parts.keys() <= _PARTS
+            and parts.keys() <= {CODES, *_OF_ROWS, *_OF_MATRICES}
         )
 
     def described(self, full: Shapes, native: Shapes) -> str:
@@ -113,7 +114,7 @@ class Codebook(Encoding):
             yield from self._of_integers().shares(target, parts, threads)
             return
         for matrix, theirs in _matrices(target, parts):
-            yield list(_numbered(shares_of_rows(matrix, theirs, threads)))
+            yield shares_of_rows(matrix, theirs, threads)
 
     def restore(self, target: torch.Tensor, parts: Parts, scratch: torch.Tensor, piece: int) -> None:
         if TABLE not in parts:
@@ -174,20 +175,30 @@ def _fits_scales(rows: int, matrices: int, parts: Shapes) -> bool:
     kind, (_, groups) = parts[SCALES]
     units, offsets, least = (parts.get(name) for name in (SCALE_UNITS, SCALE_OFFSETS, MINIMUM_UNITS))
     if SCALE_TABLE in parts:
-        blocks = -(-(rows // matrices * groups) // UNIT_GROUPS)
         return (
             kind == "uint8"
             and parts[SCALE_TABLE] == ("float32", (matrices, 256))
-            and units in (None, ("float32", (matrices, blocks)))
             and offsets in (None, ("float32", (matrices, 1)))
             and least is None
+            and _fits_units(rows, groups, units, parts.get(UNIT_STARTS))
         )
-    if offsets is not None:
+    if offsets is not None or UNIT_STARTS in parts:
         return False
     if kind in ("int8", "uint8"):
         fits = units is not None and units[0] == "float16" and units[1][0] == rows and groups % units[1][1] == 0
         return fits and least == (units if kind == "uint8" else None)
     return kind in _FLOATS and units is least is None
+
+
+def _fits_units(rows: int, groups: int, units: Any, starts: Any) -> bool:
+    if starts is None:
+        return units in (None, ("float32", (rows, 1)))
+    return (units, starts) == (("float32", (rows, _most_units(groups))), ("uint8", (rows, 1)))
+
+
+def _most_units(groups: int) -> int:
+    """How many units the groups of a row can have, wherever its first one is."""
+    return (groups + UNIT_GROUPS - 2) // UNIT_GROUPS + 1
 
 
 def _matrices(target: torch.Tensor, parts: Parts) -> Iterator[tuple[torch.Tensor, Parts]]:
@@ -201,23 +212,10 @@ def _matrices(target: torch.Tensor, parts: Parts) -> Iterator[tuple[torch.Tensor
         yield matrix, {name: chunks[number] for name, chunks in divided.items()}
 
 
-def _numbered(shares: list[tuple[torch.Tensor, Parts]]) -> Iterator[tuple[torch.Tensor, Parts]]:
-    """Shares of a matrix whose scales have units together say how many groups are before them."""
-    before = 0
-    for target, parts in shares:
-        yield target, ({**parts, _FIRST: torch.tensor(before)} if SCALE_TABLE in parts and before else parts)
-        before += parts[SCALES].numel()
-
-
 def _rows_of(parts: Parts, rows: int, first: int, last: int) -> dict[str, torch.Tensor]:
     """The parts of some rows of a matrix."""
-    found = {**parts, CODES: parts[CODES].view(rows, -1)[first:last], SCALES: parts[SCALES][first:last]}
-    if SCALE_TABLE not in parts:
-        found |= {name: parts[name][first:last] for name in (SCALE_UNITS, MINIMUM_UNITS) if name in parts}
-    elif first:
-        before = int(parts[_FIRST]) if _FIRST in parts else 0
-        found[_FIRST] = torch.tensor(before + first * parts[SCALES].shape[1])
-    return found
+    of_rows = {name: parts[name][first:last] for name in _OF_ROWS if name in parts}
+    return {**parts, **of_rows, CODES: parts[CODES].view(rows, -1)[first:last]}
 
 
 def _restore(target: torch.Tensor, parts: Parts, scratch: torch.Tensor) -> None:
@@ -269,20 +267,22 @@ def _copy_scales(target: torch.Tensor, parts: Parts, scratch: torch.Tensor) -> N
     places = scratch[:count].view(torch.int32).copy_(scales.view(-1))
     flat = target.view(-1)
     torch.index_select(parts[SCALE_TABLE].view(-1), 0, places, out=flat)
-    if SCALE_UNITS in parts:
-        units = parts[SCALE_UNITS].view(-1)
-        block, inside = divmod(int(parts[_FIRST]) if _FIRST in parts else 0, UNIT_GROUPS)
-        head = min(UNIT_GROUPS - inside, count) if inside else 0
-        whole = (count - head) // UNIT_GROUPS
-        head_scales, some, tail = flat.split([head, whole * UNIT_GROUPS, count - head - whole * UNIT_GROUPS])
-        if head:
-            head_scales.mul_(units[block])
-            block += 1
-        some.view(whole, UNIT_GROUPS).mul_(units[block : block + whole].unsqueeze(1))
-        if len(tail):
-            tail.mul_(units[block + whole])
+    if UNIT_STARTS in parts:
+        units, found = parts[SCALE_UNITS], scratch[count : 2 * count]
+        _number_units(places.view(scales.shape), parts[UNIT_STARTS], units.shape[1])
+        flat.mul_(torch.index_select(units.view(-1), 0, places, out=found))
+    elif SCALE_UNITS in parts:
+        target.view(scales.shape).mul_(parts[SCALE_UNITS])
     if SCALE_OFFSETS in parts:
         flat.add_(parts[SCALE_OFFSETS].view(-1))
+
+
+def _number_units(target: torch.Tensor, starts: torch.Tensor, each: int) -> None:
+    """Which unit a group's scale has, of all units of these rows, `each` of a row: int32 [rows, groups]."""
+    rows, groups = target.shape
+    target.copy_(torch.arange(groups, dtype=torch.int32, device=target.device))
+    target.add_(starts).bitwise_right_shift_(_UNIT_BITS)
+    target.add_(torch.arange(0, rows * each, each, dtype=torch.int32, device=target.device).unsqueeze(1))
 
 
 def _levels(
@@ -329,14 +329,26 @@ def _check_weights() -> Iterator[CheckWeight]:
     codes = {CODES: packed_rows(numbers & 15, 4), TABLE: torch.linspace(-1.0, 1.0, 16).view(1, 16)}
     named = codes | {SCALES: numbers[:, :20].contiguous(), SCALE_TABLE: torch.linspace(-1.0, 1.0, 256).view(1, 256)}
     yield (70, 320), named
-    units = torch.linspace(-20.0, 3.0, 6).exp2().view(1, 6)
-    yield (70, 320), named | {SCALE_UNITS: units, SCALE_OFFSETS: torch.full((1, 1), 0.3)}
-    steps = {SCALES: numbers[:, :20].contiguous().view(torch.int8), SCALE_UNITS: halves[:70, :4].contiguous()}
-    yield (70, 320), codes | steps
-    yield (
-        (70, 320),
-        codes | steps | {SCALES: numbers[:, :20].contiguous(), MINIMUM_UNITS: halves[70:140, :4].contiguous()},
-    )
+    units = torch.linspace(-20.0, 3.0, 6).exp2()
+    yield (70, 320), named | {SCALE_UNITS: units.repeat(12)[:70].view(70, 1)}
+    yield (70, 320), named | scale_units_of(units, 70, 20) | {SCALE_OFFSETS: torch.full((1, 1), 0.3)}
+    steps, some, others = numbers[:, :20].contiguous(), halves[:70, :4].contiguous(), halves[70:140, :4].contiguous()
+    yield (70, 320), codes | {SCALES: steps.view(torch.int8), SCALE_UNITS: some}
+    yield (70, 320), codes | {SCALES: steps, SCALE_UNITS: some, MINIMUM_UNITS: others}
+
+
+def scale_units_of(units: torch.Tensor, rows: int, groups: int) -> dict[str, torch.Tensor]:
+    """The parts of units, float32, each of 256 groups of a matrix, one row after the other: those of each row.
+
+    Where they end within rows, `unit_starts` (uint8 [rows, 1]) are how many groups of its first unit are in earlier
+    rows. So some rows of a matrix can be restored without the others.
+    """
+    first = torch.arange(rows) * groups
+    starts = first % UNIT_GROUPS
+    if int((starts + groups).max()) <= UNIT_GROUPS:
+        return {SCALE_UNITS: units[first // UNIT_GROUPS].unsqueeze(1)}
+    places = (first // UNIT_GROUPS).unsqueeze(1) + torch.arange(_most_units(groups))
+    return {SCALE_UNITS: units[places.clamp_(max=len(units) - 1)], UNIT_STARTS: starts.to(torch.uint8).unsqueeze(1)}
 
 
 def named_scales(scales: torch.Tensor, table: torch.Tensor) -> dict[str, torch.Tensor]:

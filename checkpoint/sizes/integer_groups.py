@@ -34,6 +34,8 @@ class IntegerGroups(NamedTuple):
     """That share their scales."""
     may_be_uneven: bool = False
     """A last group may be smaller than the others: its inputs then have an order."""
+    together: int = 0
+    """Groups whose scales have a float32 together, counted over a matrix; 0 for none."""
     table_bytes: int = 0
     """Of a matrix's tables."""
 
@@ -46,9 +48,15 @@ class IntegerGroups(NamedTuple):
             if rows % self.rows or (rest and not self.may_be_uneven):
                 return 0.0
             values += rows * columns
-            side += rows * (groups + bool(rest)) * self.side_bits
+            side += rows * ((groups + bool(rest)) * self.side_bits + self._unit_bits(groups))
             side += orders * columns * _ORDER_BITS * (self.has_order or bool(rest)) + orders * 8 * self.table_bytes
         return self.bits + side / values
+
+    def _unit_bits(self, groups: int) -> int:
+        """Of a row, see `scale_units_of` of `checkpoint/native/codebook.py`."""
+        if not self.together or self.together % groups == 0:
+            return 32 * bool(self.together)
+        return 32 * ((groups + self.together - 2) // self.together + 1) + 8
 
 
 def integer_groups(method: str, settings: dict[str, Any]) -> IntegerGroups | None:
@@ -71,7 +79,7 @@ def _bitsandbytes(settings: dict[str, Any]) -> IntegerGroups:
     if settings.get("load_in_8bit"):
         return IntegerGroups(8, 32, 0, table_bytes=_BYTE_TABLE + 4)
     if settings.get("bnb_4bit_use_double_quant"):
-        return IntegerGroups(4, 8 + 32 / _BLOCKS, _BLOCK, table_bytes=_TABLE_BYTES + _BYTE_TABLE + 4)
+        return IntegerGroups(4, 8, _BLOCK, together=_BLOCKS, table_bytes=_TABLE_BYTES + _BYTE_TABLE + 4)
     return IntegerGroups(4, 32, _BLOCK, table_bytes=_TABLE_BYTES)
 
 

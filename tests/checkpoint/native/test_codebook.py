@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from checkpoint.native.codebook import FACTORS, SCALE_OFFSETS, SCALE_TABLE, TABLE
+from checkpoint.native.codebook import FACTORS, SCALE_OFFSETS, SCALE_TABLE, TABLE, UNIT_STARTS, scale_units_of
 from checkpoint.native.encoding import CODES, DEVICE_PIECE, PIECE, SCALES
 from checkpoint.native.encodings import CODEBOOK, ENCODINGS
 from checkpoint.native.integers import MINIMUM_UNITS, MINIMUMS, SCALE_UNITS, ZEROS, packed_rows
@@ -20,7 +20,7 @@ DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 @given(
     bits=st.sampled_from([2, 4, 8]),
-    groups=st.sampled_from([(1, 8), (3, 16), (5, 8), (9, 32)]),
+    groups=st.sampled_from([(1, 8), (3, 16), (5, 8), (9, 32), (300, 8)]),
     rows=st.sampled_from([2, 6, 94]),
     matrices=st.integers(1, 2),
     kind=st.sampled_from(["floats", "named", "nested", "signed", "with minimums"]),
@@ -81,9 +81,11 @@ def some_scales(
     each, found = rows // matrices * groups, {SCALES: steps, SCALE_TABLE: table}
     levels = table.gather(1, steps.view(matrices, -1).long()).numpy()
     if kind == "nested":
-        found[SCALE_UNITS] = torch.rand(matrices, -(-each // 256), generator=random)
+        units = torch.rand(matrices, -(-each // 256), generator=random)
+        of_matrices = [scale_units_of(some, rows // matrices, groups) for some in units]
+        found |= {name: torch.cat([one[name] for one in of_matrices]) for name in of_matrices[0]}
         found[SCALE_OFFSETS] = torch.randn(matrices, 1, generator=random)
-        levels = levels * found[SCALE_UNITS].numpy().repeat(256, 1)[:, :each] + found[SCALE_OFFSETS].numpy()
+        levels = levels * units.numpy().repeat(256, 1)[:, :each] + found[SCALE_OFFSETS].numpy()
     return found, levels.reshape(rows, groups), none
 
 
@@ -115,8 +117,14 @@ STEPS = {SCALE_TABLE: None, SCALE_UNITS: HALVES, MINIMUM_UNITS: HALVES}
         parts_of(scales=torch.zeros((4, 8), dtype=torch.uint8)),
         parts_of(scales=torch.ones(4, 2)),
         parts_of(scales=torch.zeros((4, 2), dtype=torch.int8), scale_table=None),
-        parts_of(scale_units=torch.ones(2, 2)),
+        parts_of(scale_units=torch.ones(4, 2)),
+        parts_of(scale_units=torch.ones(2, 1)),
         parts_of(scale_units=HALVES),
+        parts_of(scale_units=torch.ones(4, 1), unit_starts=BYTES[:, :1]),
+        parts_of(scale_units=torch.ones(4, 2), unit_starts=BYTES[:2, :1]),
+        parts_of(scale_units=torch.ones(4, 2), unit_starts=BYTES),
+        parts_of(unit_starts=BYTES[:, :1]),
+        parts_of(**STEPS, unit_starts=BYTES[:, :1]),
         parts_of(scale_offsets=torch.ones(1, 1)),
         parts_of(**STEPS | {MINIMUM_UNITS: None}),
         parts_of(**STEPS | {MINIMUM_UNITS: HALVES.float()}),
@@ -130,6 +138,7 @@ STEPS = {SCALE_TABLE: None, SCALE_UNITS: HALVES, MINIMUM_UNITS: HALVES}
 def test_parts_that_do_not_fit_a_weight(parts: dict[str, torch.Tensor]) -> None:
     """Compiled routines check no bounds. The manifest that lists these may be a stranger's."""
     full = {"up": ("float32", (4, 32))}
-    for fits in ({}, {SCALE_UNITS: torch.ones(2, 1), SCALE_OFFSETS: torch.ones(2, 1)}, STEPS):
+    nested = {SCALE_UNITS: torch.ones(4, 2), UNIT_STARTS: BYTES[:, :1], SCALE_OFFSETS: torch.ones(2, 1)}
+    for fits in ({}, {SCALE_UNITS: torch.ones(4, 1)}, nested, STEPS):
         assert ENCODING.fits(full, shapes(parts_of(**fits)))
     assert not ENCODING.fits(full, shapes(parts))

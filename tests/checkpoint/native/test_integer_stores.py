@@ -63,8 +63,8 @@ def gguf_of_k(kind: Kind, down: Kind) -> Publish:
 
 
 def bitsandbytes(kind: str, nested: bool, dtype: str) -> Publish:
-    """Rows of 5 blocks, so that scales of 256 blocks end within one; and rows of 4."""
-    model = wide_qwen(hidden_size=320)
+    """Rows of 7 blocks, so that scales of 256 blocks end within one; and rows of 4."""
+    model = wide_qwen(hidden_size=448)
     return lambda path: packed.publish_bitsandbytes_experts(model, path, kind, nested, dtype)
 
 

@@ -183,7 +183,7 @@ def kimi(path: Path) -> Path:
 
 
 def bitsandbytes(kind: str, nested: bool) -> Callable[[Path], Path]:
-    model = build("qwen3_moe", hidden_size=256, moe_intermediate_size=128, intermediate_size=64)
+    model = build("qwen3_moe", hidden_size=448, moe_intermediate_size=128, intermediate_size=64)
     return lambda path: packed.publish_bitsandbytes_experts(model, path, kind, nested)
 
 
