@@ -58,8 +58,8 @@ class Codebook(Encoding):
     - `scales`: a float [rows, groups]. Or uint8, names of values in `scale_table`: float32 [n, 256]. These are
       multiplied by `scale_units`, where there are some: float32 [rows, 1], or with `unit_starts` as `scale_units_of`
       has them. Then `scale_offsets` are added: float32 [n, 1].
-    - Or `scales`: int8, multiples of `scale_units`: float16 [rows, some groups]. Or uint8 with `minimum_units` too, also
-      float16 [rows, some groups]: 4 bits for a scale and, above them, 4 for a minimum.
+    - Or `scales`: int8, multiples of `scale_units`: float16 [rows, some groups]. Or uint8 with `minimum_units` too,
+      also float16 [rows, some groups]: 4 bits for a scale and, above them, 4 for a minimum.
     - `factors`: a float [n, 1]. A product is rounded to their dtype, multiplied by them, and rounded to the weight's.
       Without them it is rounded once.
 
