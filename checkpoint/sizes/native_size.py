@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from checkpoint.formats.settings import quantisation_method, quantisation_settings
+from checkpoint.formats.settings import dtype_of, quantisation_method, quantisation_settings
 from checkpoint.sizes.integer_groups import integer_groups
 from scheduler.errors import UnsupportedFormatError
 from scheduler.types import ModelSize
@@ -61,6 +61,8 @@ def with_native_experts(size: ModelSize, fields: Mapping[str, Any], native_bits:
     bits = native_bits
     if not bits and isinstance(method, str) and isinstance(settings, dict):
         bits = _published_bits(method, settings, fields, experts)
+        if _rounds_otherwise(method, settings, fields, size.dtype):
+            bits = 0
         left_out = _layers_left_out(settings, size) if bits else 0
         if left_out:
             bits = 8 * size.item_bytes if left_out < size.layers else 0
@@ -98,6 +100,13 @@ def _published_bits(method: str, settings: dict[str, Any], fields: Mapping[str, 
         return (4 if method == "mxfp4" else 8) + _SCALE_BITS[method] / (block[0] * block[1])
     groups = integer_groups(method, settings)
     return groups.bits_of(experts.hidden, experts.inner, experts.up_rows) if groups else 0.0
+
+
+def _rounds_otherwise(method: str, settings: dict[str, Any], fields: Mapping[str, Any], dtype: str) -> bool:
+    """Whether dequantised experts are rounded to another dtype before `dtype`, which no encoding of theirs does: FP8 of
+    compressed-tensors in blocks, to that of its scales. These have the dtype of the checkpoint."""
+    groups = integer_groups(method, settings) if method == "compressed-tensors" else None
+    return groups is not None and groups.rows > 1 and dtype != (dtype_of(fields) or "bfloat16")
 
 
 def _experts(size: ModelSize) -> _Experts | None:

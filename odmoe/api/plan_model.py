@@ -32,7 +32,7 @@ class Described(NamedTuple):
     dtype: str | None = None
     """Of a checkpoint: that of its weights, if they are there and its configuration names none."""
     experts: str | None = None
-    """`native` or `dequantised`, where there is no choice."""
+    """`native` or `dequantised`."""
     native_bits: float = 0.0
     """Of an element of a native expert, where the tensors of a store or of a GGUF file say it."""
 
@@ -62,7 +62,9 @@ def read_config(name: str) -> Described:
         config_from_dict(fields)  # as in `make_store`, an unknown family comes first
         check_format(fields, folder)
     dtype = _dtype_of_weights(path, fields) if path.is_dir() else None
-    return Described(fields, dtype, "dequantised" if _has_plain_experts(fields, folder) else None)
+    if not _has_plain_experts(fields, folder):
+        return Described(fields, dtype)
+    return Described(without_quantisation(fields), dtype or (None if names_dtype(fields) else "bfloat16"))
 
 
 def _has_plain_experts(fields: dict[str, Any], folder: Path) -> bool:

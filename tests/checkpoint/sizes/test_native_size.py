@@ -122,6 +122,19 @@ def test_slots_are_as_large_as_the_largest_experts() -> None:
     assert size.expert_bytes == size.restored_bytes == planned("deepseek-v3", None).expert_bytes
 
 
+def test_fp8_in_blocks_is_kept_in_the_dtype_of_its_scales() -> None:
+    blocks = compressed(num_bits=8, type="float", strategy="block", block_structure=[128, 128])
+    rows = compressed(num_bits=8, type="float", strategy="channel")
+    fields = json.loads((CONFIGS / "deepseek-v3.json").read_text()) | {"torch_dtype": "bfloat16"}
+    sizes = {
+        dtype: [
+            model_of("m", fields | {"quantization_config": one}, dtype, 64).native_bits > 0 for one in (blocks, rows)
+        ]
+        for dtype in (None, "bfloat16", "float16")
+    }
+    assert sizes == {None: [True, True], "bfloat16": [True, True], "float16": [False, True]}
+
+
 def test_fp4_experts_may_be_named_beside_the_settings() -> None:
     """As DeepSeek-V4's config.json has them."""
     assert planned("deepseek-v3", FP8, expert_dtype="fp4", num_hidden_layers=4).native_bits == 0
