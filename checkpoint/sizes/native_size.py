@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from checkpoint.formats.settings import dtype_of, quantisation_method, quantisation_settings
+from checkpoint.sizes.dynamic_bits import dynamic_bits
 from checkpoint.sizes.integer_groups import integer_groups
 from scheduler.errors import UnsupportedFormatError
 from scheduler.types import ModelSize
@@ -60,7 +61,13 @@ def with_native_experts(size: ModelSize, fields: Mapping[str, Any], native_bits:
         return size
     bits = native_bits
     if not bits and isinstance(method, str) and isinstance(settings, dict):
-        bits = _published_bits(method, settings, fields, experts)
+        if method == "gptq":
+            layers = [_expert_modules(layer) for layer in range(size.depth - size.layers, size.depth)]
+            bits = dynamic_bits(
+                settings, layers, lambda of: _published_bits("gptq", of, fields, experts), 8 * size.item_bytes
+            )
+        else:
+            bits = _published_bits(method, settings, fields, experts)
         if _rounds_otherwise(method, settings, fields, size.dtype):
             bits = 0
         left_out = _layers_left_out(settings, size) if bits else 0

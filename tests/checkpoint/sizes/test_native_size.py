@@ -135,6 +135,25 @@ def test_fp8_in_blocks_is_kept_in_the_dtype_of_its_scales() -> None:
     assert sizes == {None: [True, True], "bfloat16": [True, True], "float16": [False, True]}
 
 
+@pytest.mark.parametrize(
+    ("dynamic", "bits"),
+    [
+        ({}, 4 + 24 / 128),
+        ({"-:.*self_attn.*": {}, r".*mlp\.experts.*": {"bits": 8}}, 8 + 24 / 128),
+        ({r"+:.*down_proj": {"bits": 8}}, 16 / 3 + 24 / 128),
+        ({r"-:model\.layers\.5\.": {}}, 16),
+        ({r"model\.layers\.5\..*": {"group_size": 32}}, 4 + 24 / 32),
+        ({r".*gate_proj": {"bits": 8}}, 0),
+        ({"-:.*down_proj": {}}, 0),
+        ({"-:.*experts": {}, ".*": {"bits": 8}}, 0),
+        ({"(": {"bits": 8}}, 4 + 24 / 128),
+    ],
+)
+def test_layers_of_gptq_that_differ(dynamic: dict[str, Any], bits: float) -> None:
+    settings = {"quant_method": "gptq", "bits": 4, "group_size": 128, "dynamic": dynamic}
+    assert planned("deepseek-v3", settings).native_bits == pytest.approx(bits)
+
+
 def test_fp4_experts_may_be_named_beside_the_settings() -> None:
     """As DeepSeek-V4's config.json has them."""
     assert planned("deepseek-v3", FP8, expert_dtype="fp4", num_hidden_layers=4).native_bits == 0
@@ -185,6 +204,12 @@ def gptq(path: Path) -> Path:
     return packed.publish_gptq(model, path, shuffled=True, group=32)
 
 
+def gptq_of_several_bits(dynamic: dict[str, int]) -> Callable[[Path], Path]:
+    sizes = {"hidden_size": 256, "moe_intermediate_size": 64, "intermediate_size": 64}
+    model = build("qwen3_moe", **sizes, mlp_only_layers=[])
+    return lambda path: packed.publish_gptq(model, path, group=32, dynamic=dynamic)
+
+
 def awq(path: Path) -> Path:
     model = build("qwen3_moe", hidden_size=256, moe_intermediate_size=64, intermediate_size=64)
     return packed.publish_awq(model, path, group=32)
@@ -219,6 +244,11 @@ def gguf(kind: Kind) -> Callable[[Path], Path]:
     ("publish", "encoding", "experts"),
     [
         (gptq, "integers", "native"),
+        (gptq_of_several_bits({r".*down_proj": 8}), "integers", "native"),
+        (gptq_of_several_bits({r"model\.layers\.1\..*experts": 8}), "integers", "native"),
+        (gptq_of_several_bits({r"model\.layers\.1\..*experts": 0}), "integers", "native"),
+        (gptq_of_several_bits({r".*down_proj": 0}), "", "native"),
+        (gptq_of_several_bits({r".*gate_proj": 8}), "", "native"),
         (awq, "integers", "native"),
         (awq, "integers", "dequantised"),
         (kimi, "integers", "native"),
