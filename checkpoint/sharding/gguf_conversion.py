@@ -15,7 +15,8 @@ from checkpoint.formats.gguf_weights import GgufWeights, gguf_weights
 from checkpoint.formats.unreadable import DAMAGED, unreadable
 from checkpoint.native.encoding import Unencodable
 from checkpoint.place import Place
-from checkpoint.sharding.convert import Conversion, Group, Part
+from checkpoint.sharding.convert import Conversion, Part
+from checkpoint.sharding.group import Group
 from checkpoint.sharding.model_directory import cure
 from checkpoint.sharding.weights import DTYPES, buffer_bytes, read
 from checkpoint.tensors import aligned_buffer
