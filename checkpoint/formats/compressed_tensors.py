@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from checkpoint.formats.base import PublishedFormat, by_suffix
+from checkpoint.native.codebook import FACTORS, TABLE, named_scales
 from checkpoint.native.encoding import CODES, SCALES, Parts, Unencodable
-from checkpoint.native.encodings import FP8, INTEGERS
+from checkpoint.native.encodings import CODEBOOK, FP8, INTEGERS
 from checkpoint.native.integers import ZEROS, packed_rows
 from scheduler.errors import CorruptCheckpointError, UnsupportedFormatError
 
@@ -28,7 +29,7 @@ _READ = (
 class CompressedTensors(PublishedFormat):
     """`X.weight_packed` or `X.weight`, and `X.weight_scale`, `_zero_point`, `_global_scale`, `_shape` where needed."""
 
-    encodings = (INTEGERS, FP8)
+    encodings = (INTEGERS, FP8, CODEBOOK)
 
     def make_quantizer(self, config: Any) -> Any:
         groups = self._groups()
@@ -91,12 +92,12 @@ class CompressedTensors(PublishedFormat):
         weights = quantizer.experts_scheme().weights
         if weights.type == "int":
             return INTEGERS
-        return FP8 if weights.num_bits == 8 else ""
+        return {8: FP8, 4: CODEBOOK}.get(weights.num_bits, "")
 
     def published(self, quantizer: Any, parts: dict[str, torch.Tensor], target: str) -> Parts:
         weights, scale = quantizer.scheme(target).weights, parts["weight_scale"]
-        if "weight_global_scale" in parts:
-            raise Unencodable(f"{target} has a scale of scales")
+        if self.encoding(quantizer) == CODEBOOK:
+            return _published_fp4(parts)
         if self.encoding(quantizer) == FP8:
             return {CODES: parts["weight"].view(torch.uint8), SCALES: scale.float().view(-1, scale.shape[-1])}
         numbers, zeros = quantizer.integers(parts, target)
@@ -105,6 +106,29 @@ class CompressedTensors(PublishedFormat):
         if zeros is not None:
             found[ZEROS] = _unsigned(zeros.view(-1, scale.shape[1]).expand(len(numbers), -1), weights.num_bits)
         return found
+
+
+def _published_fp4(parts: dict[str, torch.Tensor]) -> Parts:
+    """Of NVFP4, whose scales in E4M3 are divided by one of the weight, and of MXFP4, whose scales are powers of two."""
+    from compressed_tensors.compressors.mx_utils import decompress_mx_scale
+    from compressed_tensors.compressors.nvfp4.helpers import unpack_fp4_from_uint8
+
+    scale, bytes_ = parts["weight_scale"], torch.arange(256, dtype=torch.uint8)
+    if scale.dtype == torch.uint8:
+        values = decompress_mx_scale(bytes_).to(torch.bfloat16)
+    else:
+        values = bytes_.view(scale.dtype).to(torch.bfloat16)
+    if "weight_global_scale" in parts:
+        values = values / parts["weight_global_scale"].view(1)
+    packed = parts["weight_packed"]
+    numbers = torch.stack((packed & 15, packed >> 4), dim=-1).flatten(1)
+    table = unpack_fp4_from_uint8(torch.arange(16, dtype=torch.uint8).view(16, 1), 16, 2)[:, :1]
+    return {
+        CODES: packed_rows(numbers, 4),
+        TABLE: table.float().view(1, -1),
+        FACTORS: torch.ones((1, 1), dtype=table.dtype),
+        **named_scales(scale.view(torch.uint8), values.float()),
+    }
 
 
 def _unsigned(numbers: torch.Tensor, bits: int) -> torch.Tensor:

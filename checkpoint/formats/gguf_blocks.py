@@ -1,4 +1,5 @@
-"""Blocks of a GGUF tensor as integers with group scales (`checkpoint/native/integers.py`), without dequantising them.
+"""Blocks of a GGUF tensor as integers with group scales (`checkpoint/native/integers.py`) or codes of a table
+(`checkpoint/native/codebook.py`), without dequantising them.
 
 Source: `ggml-quants.c` of ggml, and the package gguf, which dequantises the same blocks.
 """
@@ -6,13 +7,16 @@ Source: `ggml-quants.c` of ggml, and the package gguf, which dequantises the sam
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
+import numpy
 import torch
 
 from checkpoint.formats.gguf_file import GgufFile, GgufTensor
+from checkpoint.native.codebook import SCALE_TABLE, TABLE
 from checkpoint.native.encoding import CODES, SCALES, Parts, Unencodable
+from checkpoint.native.encodings import GGML_CODEBOOK, GGML_INTEGERS
 from checkpoint.native.integers import MINIMUM_UNITS, MINIMUMS, SCALE_UNITS, packed_rows
 
 Blocks = torch.Tensor
@@ -24,6 +28,8 @@ class _Kind(NamedTuple):
 
     bits: int
     read: Callable[[Blocks], dict[str, torch.Tensor]]
+    tables: Callable[[], dict[str, torch.Tensor]] = dict
+    """What the blocks of all tensors have in common: parts, each a row of values."""
 
 
 def quantised_kind(kind: int) -> str:
@@ -47,7 +53,13 @@ def published_blocks(kind: int, rows: torch.Tensor) -> Parts:
     known = _KINDS[name]
     found = known.read(rows.unflatten(-1, (-1, GGML_QUANT_SIZES[GGMLQuantizationType[name]][1])))
     parts = {part: value.flatten(2).contiguous() for part, value in found.items()}
+    parts |= {part: value.expand(len(rows), 1, -1) for part, value in known.tables().items()}
     return parts | {CODES: packed_rows(parts[CODES], known.bits)}
+
+
+def encoding_of(kinds: Iterable[str]) -> str:
+    """The encoding that keeps experts in these types, by their names."""
+    return GGML_CODEBOOK if any(name in _KINDS and _KINDS[name].tables is not dict for name in kinds) else GGML_INTEGERS
 
 
 def has_encoding(file: GgufFile) -> bool:
@@ -99,7 +111,7 @@ def kept_bits(kind: int) -> float:
     if GGMLQuantizationType(kind).name not in _KINDS:
         return 0.0
     parts = published_blocks(kind, torch.zeros((1, 1, size), dtype=torch.uint8))
-    return 8 * sum(part.nbytes for part in parts.values()) / values
+    return 8 * sum(part.nbytes for name, part in parts.items() if name not in (TABLE, SCALE_TABLE)) / values
 
 
 def _half(block: Blocks, at: int) -> torch.Tensor:
@@ -144,6 +156,12 @@ def _q8_0(block: Blocks) -> dict[str, torch.Tensor]:
     return {CODES: block[..., 2:] ^ 128, SCALES: _half(block, 0)}
 
 
+def _q2_k(block: Blocks) -> dict[str, torch.Tensor]:
+    """A scale and a minimum of 4 bits in each byte."""
+    units = {SCALE_UNITS: _half(block, 80), MINIMUM_UNITS: _half(block, 82)}
+    return {CODES: _chunks(block[..., 16:80], 2, 32), SCALES: block[..., :16]} | units
+
+
 def _q3_k(block: Blocks) -> dict[str, torch.Tensor]:
     high, low, packed = block[..., :32], block[..., 32:96], block[..., 96:108]
     steps = _runs(packed[..., :8], 4) | _runs(packed[..., 8:], 2) << 4
@@ -176,14 +194,51 @@ def _q6_k(block: Blocks) -> dict[str, torch.Tensor]:
     return {CODES: numbers, SCALES: block[..., 192:208].view(torch.int8), SCALE_UNITS: _half(block, 208)}
 
 
+def _iq4_nl(block: Blocks) -> dict[str, torch.Tensor]:
+    return {CODES: _runs(block[..., 2:], 4), SCALES: _half(block, 0)}
+
+
+def _iq4_xs(block: Blocks) -> dict[str, torch.Tensor]:
+    high = block[..., 2:4].unsqueeze(-1) >> torch.tensor([0, 2, 4, 6], dtype=torch.uint8) & 3
+    low = block[..., 4:8].unsqueeze(-1) >> torch.tensor([0, 4], dtype=torch.uint8) & 15
+    steps = (low.flatten(-2) | high.flatten(-2) << 4).to(torch.int8) - 32
+    return {CODES: _chunks(block[..., 8:], 4, 16), SCALES: steps, SCALE_UNITS: _half(block, 0)}
+
+
+def _mxfp4(block: Blocks) -> dict[str, torch.Tensor]:
+    return {CODES: _runs(block[..., 1:], 4), SCALES: block[..., :1]}
+
+
+def _values_of_q2() -> dict[str, torch.Tensor]:
+    return {TABLE: torch.arange(4.0)}
+
+
+def _values_of_iq4() -> dict[str, torch.Tensor]:
+    from gguf.quants import IQ4_NL
+
+    return {TABLE: torch.tensor(IQ4_NL.kvalues, dtype=torch.float32)}
+
+
+def _values_of_mxfp4() -> dict[str, torch.Tensor]:
+    """The numbers twice, and half of the powers of two."""
+    from gguf.quants import MXFP4
+
+    scales = torch.from_numpy(MXFP4.e8m0_to_fp32_half(numpy.arange(256, dtype=numpy.uint8)))
+    return {TABLE: torch.tensor(MXFP4.kvalues, dtype=torch.float32), SCALE_TABLE: scales}
+
+
 _KINDS = {
     "Q4_0": _Kind(4, _q4_0),
     "Q4_1": _Kind(4, _q4_1),
     "Q5_0": _Kind(5, _q5_0),
     "Q5_1": _Kind(5, _q5_1),
     "Q8_0": _Kind(8, _q8_0),
+    "Q2_K": _Kind(2, _q2_k, _values_of_q2),
     "Q3_K": _Kind(3, _q3_k),
     "Q4_K": _Kind(4, _q4_k),
     "Q5_K": _Kind(5, _q5_k),
     "Q6_K": _Kind(6, _q6_k),
+    "IQ4_NL": _Kind(4, _iq4_nl, _values_of_iq4),
+    "IQ4_XS": _Kind(4, _iq4_xs, _values_of_iq4),
+    "MXFP4": _Kind(4, _mxfp4, _values_of_mxfp4),
 }

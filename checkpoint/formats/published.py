@@ -13,7 +13,7 @@ from checkpoint.formats.block_fp8 import BlockFp8
 from checkpoint.formats.compressed_tensors import CompressedTensors
 from checkpoint.formats.gptq import Gptq
 from checkpoint.formats.mxfp4 import Mxfp4
-from checkpoint.formats.settings import MODELOPT, quantisation_settings
+from checkpoint.formats.settings import MODELOPT, quantisation_method, quantisation_settings
 from scheduler.errors import UnsupportedFormatError
 
 FORMATS: dict[str, type[PublishedFormat]] = {
@@ -37,7 +37,7 @@ def published_format(config: dict[str, Any], path: Path) -> PublishedFormat | No
     if not settings:
         _check_modelopt(path)
         return None
-    method = _method(settings) if isinstance(settings, dict) else settings
+    method = quantisation_method(settings) if isinstance(settings, dict) else settings
     if not isinstance(settings, dict) or not isinstance(method, str) or method not in FORMATS:
         raise UnsupportedFormatError(
             f"{path} is quantised ({method}), which cannot be read; these can: {', '.join(FORMATS)}. Give a "
@@ -53,12 +53,6 @@ def check_format(config: dict[str, Any], path: Path) -> None:
     found = published_format(config, path)
     if found is not None:
         found.quantizer(None)
-
-
-def _method(settings: dict[str, Any]) -> Any:
-    """The `quant_method`. Checkpoints of early bitsandbytes have none, and Transformers knows them by their bits."""
-    bits = settings.get("load_in_4bit") or settings.get("load_in_8bit")
-    return settings.get("quant_method") or ("bitsandbytes" if bits else None)
 
 
 def _check_modelopt(path: Path) -> None:

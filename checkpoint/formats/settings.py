@@ -20,6 +20,12 @@ def quantisation_settings(config: Mapping[str, Any]) -> Any:
     return config.get(KEY) or inner
 
 
+def quantisation_method(settings: Mapping[str, Any]) -> Any:
+    """The `quant_method`. Checkpoints of early bitsandbytes have none, and Transformers knows them by their bits."""
+    bits = settings.get("load_in_4bit") or settings.get("load_in_8bit")
+    return settings.get("quant_method") or ("bitsandbytes" if bits else None)
+
+
 def without_quantisation(config: Mapping[str, Any]) -> dict[str, Any]:
     """config.json of the dequantised model."""
     found = {key: value for key, value in config.items() if key != KEY}
@@ -30,8 +36,13 @@ def without_quantisation(config: Mapping[str, Any]) -> dict[str, Any]:
 
 def names_dtype(config: Mapping[str, Any]) -> bool:
     """Whether config.json, or its language model's part of it, says what the weights' dtype is."""
+    return dtype_of(config) is not None
+
+
+def dtype_of(config: Mapping[str, Any]) -> Any:
+    """What config.json, or its language model's part of it, says that the weights' dtype is; None where it does not."""
     parts = [config, config.get("text_config")]
-    return any(part.get(key) for part in parts if isinstance(part, dict) for key in DTYPE_KEYS)
+    return next((part[key] for part in parts if isinstance(part, dict) for key in DTYPE_KEYS if part.get(key)), None)
 
 
 def is_surely_readable(config: Mapping[str, Any], path: Path) -> bool:

@@ -61,12 +61,7 @@ class Integers(Encoding):
 
     def encode(self, published: Parts) -> dict[str, torch.Tensor]:
         """The same, each [n, ...], but for `order`, which is int64."""
-        for name, part in published.items():
-            if part.dim() != 3:
-                raise Unencodable(f"{name} of a weight are {part.dtype} {list(part.shape)}, not rows")
-            if part.is_floating_point() and not bool(part.isfinite().all()):
-                raise Unencodable(f"{name} of a weight hold NaN or infinity")
-        parts = {name: part.contiguous() for name, part in published.items()}
+        parts = contiguous_rows(published)
         if ORDER in parts:
             groups, order = parts[SCALES].shape[-1], parts[ORDER]
             if groups > _MOST_GROUPS or int(order.min()) < 0 or int(order.max()) >= groups:
@@ -98,11 +93,7 @@ class Integers(Encoding):
         return ORDER not in parts or _fits_order(rows, columns, parts)
 
     def described(self, full: Shapes, native: Shapes) -> str:
-        bits = set()
-        for name, (_, shape) in full.items():
-            if (codes := native.get(f"{name}.{CODES}")) is not None:
-                bits.add(8 * codes[1][1] // shape[1])
-        return f"{self.name} of {' and '.join(map(str, sorted(bits)))} bits"
+        return described_bits(self.name, full, native)
 
     def scratch_bytes(self, shape: tuple[int, ...], piece: int) -> int:
         rows, columns = shape
@@ -176,6 +167,25 @@ class Integers(Encoding):
 
     def check_weights(self) -> list[CheckWeight]:
         return [weight for weight in _check_weights() if not (self._rounds and MINIMUMS in weight[1])]
+
+
+def contiguous_rows(published: Parts) -> dict[str, torch.Tensor]:
+    """The same parts, each [n, rows, ...]. Raises Unencodable for other dimensions, NaN and infinity."""
+    for name, part in published.items():
+        if part.dim() != 3:
+            raise Unencodable(f"{name} of a weight are {part.dtype} {list(part.shape)}, not rows")
+        if part.is_floating_point() and not bool(part.isfinite().all()):
+            raise Unencodable(f"{name} of a weight hold NaN or infinity")
+    return {name: part.contiguous() for name, part in published.items()}
+
+
+def described_bits(encoding: str, full: Shapes, native: Shapes) -> str:
+    """The name of an encoding, with the bits of these parameters' codes in these tensors."""
+    bits = set()
+    for name, (_, shape) in full.items():
+        if (codes := native.get(f"{name}.{CODES}")) is not None:
+            bits.add(8 * codes[1][1] // shape[1])
+    return f"{encoding} of {' and '.join(map(str, sorted(bits)))} bits"
 
 
 def packed_rows(numbers: torch.Tensor, bits: int) -> torch.Tensor:

@@ -12,7 +12,9 @@ import torch
 from checkpoint import family
 from checkpoint.formats.published import published_format
 from checkpoint.place import Place
+from checkpoint.sharding.group import Group, dequantises
 from checkpoint.sharding.model_directory import cure
+from checkpoint.sharding.plan import Plan
 from checkpoint.sharding.published_numbers import published_parts
 from checkpoint.sharding.quantised_weight import QuantisedWeight
 from checkpoint.sharding.source import Source
@@ -20,66 +22,12 @@ from checkpoint.sharding.weights import DTYPES, Dense, places
 from scheduler.errors import CorruptCheckpointError, MissingShardError, UnsupportedFormatError
 
 _PART_BYTES = 1 << 25
-_ALONG_ROWS = ("Concatenate", "Chunk", "Transpose")
 _PLAIN = ("F64", "F32", "F16", "BF16")
-
-
-@dataclass(frozen=True)
-class Group:
-    """Checkpoint tensors that one rule makes into one parameter, in the rule's order."""
-
-    places: dict[str, Place]
-    converter: Any
-    dequantising: frozenset[str] = frozenset()
-    """Class names of operations that dequantise, and keep dimension 0 as it is."""
-
-    @property
-    def dequantises(self) -> bool:
-        return any(map(_dequantises, getattr(self.converter, "operations", ())))
-
-    @property
-    def stacks(self) -> bool:
-        """Whether each tensor is one expert's."""
-        rules = list(getattr(self.converter, "operations", ()))
-        rules = rules[1:] if rules and _dequantises(rules[0]) else rules
-        return bool(rules) and type(rules[0]).__name__ == "MergeModulelist" and rules[0].dim == 0
-
-    def experts(self, first: int, last: int, count: int) -> dict[str, Place] | None:
-        """The tensors of experts first..last - 1 of `count`; None if they cannot be separated.
-
-        They can if each tensor is one expert's and the rule stacks them, or if a tensor has an expert in each row and
-        no operation of the rule touches that dimension. An operation that dequantises comes before all others, and
-        takes each tensor for itself.
-        """
-        rules = list(self.converter.operations) if self.converter else []
-        first_rule = rules.pop(0) if rules and _dequantises(rules[0]) else None
-        stacks = self.stacks
-        if not all(_leaves_rows(rule) for rule in rules[1 if stacks else 0 :]):
-            return None
-        if stacks:
-            return dict(list(self.places.items())[first:last]) if len(self.places) == count else None
-        if first_rule is not None and type(first_rule).__name__ not in self.dequantising:
-            return None
-        held = list(self.places.items())
-        if len(held) != 1 or not held[0][1].shape or held[0][1].shape[0] != count:
-            return None
-        return {held[0][0]: held[0][1].rows(first, last)}
-
-
-def _dequantises(rule: Any) -> bool:
-    return getattr(rule, "hf_quantizer", None) is not None
 
 
 def _keeps_dtype(rule: Any) -> bool:
     """Whether it dequantises, and leaves a tensor that is not quantised in the dtype that it is stored in."""
-    return _dequantises(rule) and not getattr(rule, "casts", False)
-
-
-def _leaves_rows(rule: Any) -> bool:
-    if type(rule).__name__ not in _ALONG_ROWS:
-        return False
-    dims = [value for name, value in vars(rule).items() if name in ("dim", "dim0", "dim1")]
-    return bool(dims) and all(isinstance(dim, int) and dim >= 1 for dim in dims)
+    return dequantises(rule) and not getattr(rule, "casts", False)
 
 
 @dataclass(frozen=True)
@@ -93,24 +41,20 @@ class Part:
     whole: bool = False
 
 
-class Conversion:
+class Conversion(Plan):
     """Which tensors of a checkpoint make up the experts of which layer, and which are the dense rest."""
 
     def __init__(self, source: Source, model: Any) -> None:
         """Raises MissingShardError, CorruptCheckpointError, NotMoEError, UnsupportedFormatError. Reads headers only."""
-        self.source = source
-        self.model = model
-        self.format = published_format(source.config, source.path)
+        super().__init__(source, model, published_format(source.config, source.path))
         self.modules = family.experts_modules(model)
         self.parameters = {
             layer: {key: value.detach() for key, value in family.expert_parameters(name, module).items()}
             for layer, (name, module) in self.modules.items()
         }
         self.places = places(source)
-        self.words: dict[str, str] = {}
         self.targets: dict[str, str] = {}
         self.dtypes: dict[str, torch.dtype] = {}
-        self.quantizer: Any = None
         self.groups: dict[int, dict[tuple[str, str | None], Group]] = {layer: {} for layer in self.modules}
         self.dense: Mapping[str, Dense] = {}
         self._find()

@@ -9,14 +9,14 @@ from pathlib import Path
 
 import torch
 
-from checkpoint.formats.gguf_blocks import published_blocks, quantised_kind
+from checkpoint.formats.gguf_blocks import encoding_of, published_blocks, quantised_kind
 from checkpoint.formats.gguf_file import gguf_tokenizer, has_tokenizer
 from checkpoint.formats.gguf_weights import GgufWeights, gguf_weights
 from checkpoint.formats.unreadable import DAMAGED, unreadable
 from checkpoint.native.encoding import Unencodable
-from checkpoint.native.encodings import GGML_INTEGERS
 from checkpoint.place import Place
-from checkpoint.sharding.convert import Conversion, Group, Part
+from checkpoint.sharding.convert import Conversion, Part
+from checkpoint.sharding.group import Group
 from checkpoint.sharding.model_directory import cure
 from checkpoint.sharding.weights import DTYPES, buffer_bytes, read
 from checkpoint.tensors import aligned_buffer
@@ -122,7 +122,7 @@ class GgufConversion(Conversion):
 
     def encoding(self) -> str:
         """See `Conversion.encoding`."""
-        return GGML_INTEGERS
+        return encoding_of(self.words.values())
 
     def published(
         self, target: str, groups: Mapping[str | None, Group], tensors: dict[str, torch.Tensor]

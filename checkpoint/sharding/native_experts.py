@@ -14,7 +14,8 @@ import torch
 from checkpoint.manifest import stored_name
 from checkpoint.native.encoding import Encoding, Unencodable
 from checkpoint.native.encodings import ENCODINGS
-from checkpoint.sharding.convert import Conversion, Group, Part
+from checkpoint.sharding.convert import Conversion, Part
+from checkpoint.sharding.group import Group
 from checkpoint.sharding.model_directory import cure
 from checkpoint.sharding.weights import buffer_bytes, finite, read
 from checkpoint.tensors import aligned_buffer

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
-from checkpoint.formats.base import PublishedFormat
 from checkpoint.formats.unreadable import DAMAGED, is_out_of_memory, unreadable
 from checkpoint.native.encoding import CODES, SCALES, Parts, Unencodable
-from checkpoint.place import Place
-from checkpoint.sharding.source import Source
+from checkpoint.sharding.group import Group
+from checkpoint.sharding.plan import Plan
 
 _ENDS = {"mxfp4": ("_blocks", "_scales"), "fp8": ("", "_scale_inv"), "mxfp8": ("", "_scale_inv")}
 """How the names of a weight's numbers and scales end, in formats whose tensors are kept as they are."""
@@ -19,26 +18,7 @@ _ENDS = {"mxfp4": ("_blocks", "_scales"), "fp8": ("", "_scale_inv"), "mxfp8": ("
 Tensors = dict[str, torch.Tensor]
 
 
-class Plan(Protocol):
-    """Of a `Conversion`, what is needed here."""
-
-    source: Source
-    model: Any
-    format: PublishedFormat | None
-    quantizer: Any
-    words: dict[str, str]
-
-
-class RuleGroup(Protocol):
-    """Of a `Group`, what is needed here."""
-
-    @property
-    def places(self) -> dict[str, Place]: ...
-    @property
-    def converter(self) -> Any: ...
-
-
-Groups = Mapping[str | None, RuleGroup]
+Groups = Mapping[str | None, Group]
 _Listed = dict[str, dict[str, list[torch.Tensor]]]
 """Of each part, by the rule's pattern: a tensor an expert, or one of all."""
 

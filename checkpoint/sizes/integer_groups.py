@@ -1,4 +1,7 @@
-"""How the integers of AWQ, GPTQ and compressed-tensors are grouped, from config.json alone. Without torch."""
+"""How the numbers of AWQ, GPTQ, compressed-tensors and bitsandbytes are grouped, from config.json alone.
+
+Without torch.
+"""
 
 from __future__ import annotations
 
@@ -8,10 +11,18 @@ _SCALE_BITS = 16
 """Of a scale: published ones are float16 or bfloat16."""
 _ZERO_BITS = 8
 _ORDER_BITS = 16
+_TABLE_BYTES = 4 * 16 + 2
+"""Of a matrix whose codes name values of a table (`checkpoint/native/codebook.py`), with a factor."""
+_BYTE_TABLE = 4 * 256
+_BLOCK = 64
+"""Of bitsandbytes."""
+_BLOCKS = 256
+"""Whose scales have a scale together there."""
 
 
 class IntegerGroups(NamedTuple):
-    """How a store keeps the matrices of an expert (`checkpoint/native/integers.py`, or FP8 with a scale for a row)."""
+    """How a store keeps the matrices of an expert: as integers, as codes of a table, or in FP8 with a scale for a row
+    (`checkpoint/native/`)."""
 
     bits: int
     side_bits: float
@@ -23,6 +34,10 @@ class IntegerGroups(NamedTuple):
     """That share their scales."""
     may_be_uneven: bool = False
     """A last group may be smaller than the others: its inputs then have an order."""
+    together: int = 0
+    """Groups whose scales have a float32 together, counted over a matrix; 0 for none."""
+    table_bytes: int = 0
+    """Of a matrix's tables."""
 
     def bits_of(self, hidden: int, inner: int, up_rows: int) -> float:
         """Of an element of an expert: a matrix [up_rows, hidden] and one [hidden, inner]. 0 where groups do not divide
@@ -33,9 +48,15 @@ class IntegerGroups(NamedTuple):
             if rows % self.rows or (rest and not self.may_be_uneven):
                 return 0.0
             values += rows * columns
-            side += rows * (groups + bool(rest)) * self.side_bits
-            side += orders * columns * _ORDER_BITS * (self.has_order or bool(rest))
+            side += rows * ((groups + bool(rest)) * self.side_bits + self._unit_bits(groups))
+            side += orders * columns * _ORDER_BITS * (self.has_order or bool(rest)) + orders * 8 * self.table_bytes
         return self.bits + side / values
+
+    def _unit_bits(self, groups: int) -> int:
+        """Of a row, see `scale_units_of` of `checkpoint/native/codebook.py`."""
+        if not self.together or self.together % groups == 0:
+            return 32 * bool(self.together)
+        return 32 * ((groups + self.together - 2) // self.together + 1) + 8
 
 
 def integer_groups(method: str, settings: dict[str, Any]) -> IntegerGroups | None:
@@ -49,7 +70,17 @@ def integer_groups(method: str, settings: dict[str, Any]) -> IntegerGroups | Non
             return found and found._replace(may_be_uneven=True)
         case "compressed-tensors":
             return _compressed(settings)
+        case "bitsandbytes":
+            return _bitsandbytes(settings)
     return None
+
+
+def _bitsandbytes(settings: dict[str, Any]) -> IntegerGroups:
+    if settings.get("load_in_8bit"):
+        return IntegerGroups(8, 32, 0, table_bytes=_BYTE_TABLE + 4)
+    if settings.get("bnb_4bit_use_double_quant"):
+        return IntegerGroups(4, 8, _BLOCK, together=_BLOCKS, table_bytes=_TABLE_BYTES + _BYTE_TABLE + 4)
+    return IntegerGroups(4, 32, _BLOCK, table_bytes=_TABLE_BYTES)
 
 
 def _of(bits: Any, size: Any, zeros: bool, order: bool = False) -> IntegerGroups | None:
@@ -62,7 +93,7 @@ def _compressed(settings: dict[str, Any]) -> IntegerGroups | None:
     weights = _experts_weights(settings.get("config_groups"))
     bits, strategy = weights.get("num_bits"), weights.get("strategy")
     if weights.get("type") == "float":
-        return _fp8(weights) if bits == 8 else None
+        return _fp8(weights) if bits == 8 else _fp4(weights) if bits == 4 else None
     if weights.get("type", "int") != "int" or strategy not in ("group", "channel", "tensor"):
         return None
     return _of(bits, weights.get("group_size") if strategy == "group" else -1, zeros=weights.get("symmetric") is False)
@@ -76,6 +107,14 @@ def _fp8(weights: dict[str, Any]) -> IntegerGroups | None:
         case "block", [int(high), int(wide)] if high > 0 and wide > 0:
             return IntegerGroups(8, 2 * _SCALE_BITS / high, wide, rows=high)
     return None
+
+
+def _fp4(weights: dict[str, Any]) -> IntegerGroups | None:
+    """NVFP4 and MXFP4, with scales of a byte."""
+    size = weights.get("group_size")
+    if weights.get("strategy") not in ("tensor_group", "group") or type(size) is not int or size < 1:
+        return None
+    return IntegerGroups(4, 8, size, table_bytes=_TABLE_BYTES + _BYTE_TABLE)
 
 
 def _experts_weights(groups: Any) -> dict[str, Any]:

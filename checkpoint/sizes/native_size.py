@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from checkpoint.formats.settings import quantisation_settings
+from checkpoint.formats.settings import dtype_of, quantisation_method, quantisation_settings
+from checkpoint.sizes.dynamic_bits import dynamic_bits
 from checkpoint.sizes.integer_groups import integer_groups
 from scheduler.errors import UnsupportedFormatError
 from scheduler.types import ModelSize
@@ -22,12 +23,15 @@ _ITEM_BYTES = {"uint8": 1, "int8": 1, "int16": 2, "float16": 2, "bfloat16": 2, "
 _DEFAULT_BLOCKS = {"fp8": [128, 128], "mxfp8": [1, _MX_VALUES]}
 """Of a configuration that does not name its blocks."""
 
+_LEFT_OUT = ("modules_to_not_convert", "llm_int8_skip_modules", "ignore")
+"""Where settings name modules that are not quantised."""
+
 _PIECE = 1 << 24
 """Values that a GPU restores at a time."""
 
 _SCRATCH_BYTES = {"mxfp4": 3 + 2 / _MX_VALUES, "fp8": 10.0, "mxfp8": 10.0}
 _OTHER_SCRATCH_BYTES = 10.0
-"""For each of them, of integers in the last line."""
+"""For each of them, of integers and codebooks in the last line."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,13 +55,21 @@ def with_native_experts(size: ModelSize, fields: Mapping[str, Any], native_bits:
     UnsupportedFormatError.
     """
     settings = quantisation_settings(fields)
-    method = settings.get("quant_method") if isinstance(settings, dict) else None
+    method = quantisation_method(settings) if isinstance(settings, dict) else None
     experts = _experts(size)
     if experts is None:
         return size
     bits = native_bits
     if not bits and isinstance(method, str) and isinstance(settings, dict):
-        bits = _published_bits(method, settings, fields, experts)
+        if method == "gptq":
+            layers = [_expert_modules(layer) for layer in range(size.depth - size.layers, size.depth)]
+            bits = dynamic_bits(
+                settings, layers, lambda of: _published_bits("gptq", of, fields, experts), 8 * size.item_bytes
+            )
+        else:
+            bits = _published_bits(method, settings, fields, experts)
+        if _rounds_otherwise(method, settings, fields, size.dtype):
+            bits = 0
         left_out = _layers_left_out(settings, size) if bits else 0
         if left_out:
             bits = 8 * size.item_bytes if left_out < size.layers else 0
@@ -97,6 +109,13 @@ def _published_bits(method: str, settings: dict[str, Any], fields: Mapping[str, 
     return groups.bits_of(experts.hidden, experts.inner, experts.up_rows) if groups else 0.0
 
 
+def _rounds_otherwise(method: str, settings: dict[str, Any], fields: Mapping[str, Any], dtype: str) -> bool:
+    """Whether dequantised experts are rounded to another dtype before `dtype`, which no encoding of theirs does: FP8 of
+    compressed-tensors in blocks, to that of its scales. These have the dtype of the checkpoint."""
+    groups = integer_groups(method, settings) if method == "compressed-tensors" else None
+    return groups is not None and groups.rows > 1 and dtype != (dtype_of(fields) or "bfloat16")
+
+
 def _experts(size: ModelSize) -> _Experts | None:
     """From the number of an expert's elements, with biases or without."""
     for up in (2, 1):
@@ -131,9 +150,10 @@ def _divides(block: tuple[int, int], experts: _Experts) -> bool:
 
 
 def _layers_left_out(settings: dict[str, Any], size: ModelSize) -> int:
-    """How many layers' experts `modules_to_not_convert` names, by the rules of Transformers' `should_convert_module`.
-    The layers without experts are taken to be the first. Raises UnsupportedFormatError for another type than a list."""
-    key = "modules_to_not_convert" if settings.get("modules_to_not_convert") else "ignore"
+    """How many layers' experts the settings leave out, by the rules of Transformers' `should_convert_module`.
+
+    The layers without experts are taken to be the first. Raises UnsupportedFormatError for names that are no list."""
+    key = next((key for key in _LEFT_OUT if settings.get(key)), "ignore")
     named = settings.get(key) or []
     if not isinstance(named, list):
         raise UnsupportedFormatError(

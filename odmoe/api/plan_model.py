@@ -11,6 +11,7 @@ from checkpoint.formats.settings import (
     MODELOPT,
     is_surely_readable,
     names_dtype,
+    quantisation_method,
     quantisation_settings,
     without_quantisation,
 )
@@ -60,7 +61,36 @@ def read_config(name: str) -> Described:
 
         config_from_dict(fields)  # as in `make_store`, an unknown family comes first
         check_format(fields, folder)
-    return Described(fields, _dtype_of_weights(path, fields) if path.is_dir() else None)
+    dtype = _dtype_of_weights(path, fields) if path.is_dir() else None
+    if not _has_plain_experts(fields, folder):
+        return Described(fields, dtype)
+    return Described(without_quantisation(fields), dtype or (None if names_dtype(fields) else "bfloat16"))
+
+
+def _has_plain_experts(fields: dict[str, Any], folder: Path) -> bool:
+    """Whether bitsandbytes has left the experts of a checkpoint as they are, which only its tensors' names say.
+
+    Where they are not there, it is the version of Transformers: since 5.0 experts are no linear layers, which are all
+    that is quantised.
+    """
+    settings = quantisation_settings(fields)
+    if not isinstance(settings, dict) or quantisation_method(settings) != "bitsandbytes":
+        return False
+    names = [name for file in sorted(folder.glob("*.safetensors")) for name in _tensors(file)]
+    if names:
+        return not any(".experts." in name and name.endswith((".absmax", ".SCB")) for name in names)
+    return not str(fields.get("transformers_version", "")).startswith("4.")
+
+
+def _tensors(file: Path) -> list[str]:
+    """The names of a file's tensors; none of a damaged one, which `odmoe shard` refuses."""
+    import safetensors
+
+    try:
+        with safetensors.safe_open(file, framework="numpy") as held:
+            return list(held.keys())
+    except (OSError, safetensors.SafetensorError):
+        return []
 
 
 def _dtype_of_weights(folder: Path, fields: dict[str, Any]) -> str | None:

@@ -35,10 +35,14 @@ PLAIN = (Kind.Q4_0, Kind.Q4_0, Kind.Q4_0)
         ([(Kind.Q4_0, Kind.Q4_0, Kind.F16)], (4.5 + 4.5 + 16) / 3),
         ([PLAIN, (Kind.BF16, Kind.BF16, Kind.BF16)], 16.0),
         ([(Kind.Q4_0, Kind.Q8_0, Kind.Q4_0)], 0.0),
-        ([PLAIN, (Kind.IQ4_XS, Kind.IQ4_XS, Kind.IQ4_XS)], 0.0),
+        ([(Kind.Q2_K, Kind.Q2_K, Kind.IQ4_XS)], (2.625 + 2.625 + 4.3125) / 3),
+        ([PLAIN, (Kind.IQ2_XS, Kind.IQ2_XS, Kind.IQ2_XS)], 0.0),
         ([(Kind.F16, Kind.F16, Kind.F16)], 0.0),
     ],
-    ids=["alike", "layers differ", "down differs", "a float", "a layer of floats", "halves differ", "IQ", "floats"],
+    ids=[
+        *("alike", "layers differ", "down differs", "a float", "a layer of floats", "halves differ"),
+        *("with tables", "IQ", "floats"),
+    ],
 )
 def test_bits_of_what_is_kept(layers: list[tuple[Kind, Kind, Kind]], bits: float) -> None:
     assert expert_bits(file_of(*layers)) == pytest.approx(bits)

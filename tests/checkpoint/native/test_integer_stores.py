@@ -28,7 +28,7 @@ Publish = Callable[[Path], Path]
 def qwen(**more: int) -> Any:
     """With several groups in each row of an expert, and one MoE layer."""
     sizes = {"hidden_size": 128, "moe_intermediate_size": 64, "intermediate_size": 128}
-    return build("qwen3_moe", **sizes, num_hidden_layers=1, mlp_only_layers=[], **more)
+    return build("qwen3_moe", **sizes | more, num_hidden_layers=1, mlp_only_layers=[])
 
 
 def awq(path: Path) -> Path:
@@ -52,11 +52,24 @@ def gguf(kind: Kind) -> Publish:
     return lambda path: gguf_files.publish(qwen(), path.with_suffix(".gguf"), kind)
 
 
+def wide_qwen(**more: int) -> Any:
+    """With experts that are large beside tables of 256 values."""
+    return qwen(**{"hidden_size": 256, "moe_intermediate_size": 256, "intermediate_size": 256, **more})
+
+
 def gguf_of_k(kind: Kind, down: Kind) -> Publish:
     """A mixture, as llama.cpp's Q4_K_M is one."""
-    sizes = {"hidden_size": 256, "moe_intermediate_size": 256, "intermediate_size": 256}
-    model = build("qwen3_moe", **sizes, num_hidden_layers=1, mlp_only_layers=[])
-    return lambda path: gguf_files.publish(model, path.with_suffix(".gguf"), kind, down)
+    return lambda path: gguf_files.publish(wide_qwen(), path.with_suffix(".gguf"), kind, down)
+
+
+def bitsandbytes(kind: str, nested: bool, dtype: str) -> Publish:
+    """Rows of 7 blocks, so that scales of 256 blocks end within one; and rows of 4."""
+    model = wide_qwen(hidden_size=448)
+    return lambda path: packed.publish_bitsandbytes_experts(model, path, kind, nested, dtype)
+
+
+def compressed_fp4(**weights: Any) -> Publish:
+    return lambda path: packed.publish_compressed(wide_qwen(), path, {"all": packed.group(**weights)})
 
 
 CASES: dict[str, tuple[Publish, str]] = {
@@ -79,6 +92,21 @@ CASES: dict[str, tuple[Publish, str]] = {
     },
     "gguf-Q4_K-and-Q6_K": (gguf_of_k(Kind.Q4_K, Kind.Q6_K), "ggml integers of 4 and 6 bits"),
     "gguf-Q3_K-and-Q5_K": (gguf_of_k(Kind.Q3_K, Kind.Q5_K), "ggml integers of 3 and 5 bits"),
+    "gguf-Q2_K-and-IQ4_NL": (gguf_of_k(Kind.Q2_K, Kind.IQ4_NL), "ggml codebook of 2 and 4 bits"),
+    "gguf-IQ4_XS-and-Q6_K": (gguf_of_k(Kind.IQ4_XS, Kind.Q6_K), "ggml codebook of 4 and 6 bits"),
+    "gguf-MXFP4": (gguf_of_k(Kind.MXFP4, Kind.MXFP4), "ggml codebook of 4 bits"),
+    **{
+        f"bitsandbytes-{kind}{'-nested' if nested else ''}": (bitsandbytes(kind, nested, dtype), "codebook of 4 bits")
+        for kind, nested, dtype in (
+            ("nf4", False, "bfloat16"),
+            ("nf4", True, "bfloat16"),
+            ("nf4", True, "float16"),
+            ("fp4", True, "float32"),
+        )
+    },
+    "bitsandbytes-int8": (bitsandbytes("int8", False, "float16"), "codebook of 8 bits"),
+    "compressed-nvfp4": (compressed_fp4(**packed.NVFP4), "codebook of 4 bits"),
+    "compressed-mxfp4": (compressed_fp4(**packed.MXFP4), "codebook of 4 bits"),
 }
 """How a checkpoint is published, and what its store says."""
 
@@ -125,12 +153,8 @@ def published_bytes(path: Path) -> int:
     return sum(place.nbytes for name, place in held.items() if ".experts." in name or "_exps" in name)
 
 
-def nvfp4(path: Path) -> Path:
-    return packed.publish_compressed(qwen(), path, {"all": packed.group(**packed.NVFP4)})
-
-
-def bitsandbytes(path: Path) -> Path:
-    return packed.publish_bitsandbytes_experts(qwen(), path)
+def narrow_bitsandbytes(path: Path) -> Path:
+    return packed.publish_bitsandbytes_experts(qwen(moe_intermediate_size=32), path)
 
 
 def plain_experts(path: Path) -> Path:
@@ -141,8 +165,10 @@ def plain_experts(path: Path) -> Path:
 @pytest.mark.parametrize(
     ("publish", "because"),
     [
-        (nvfp4, "there is no encoding for this format"),
-        (bitsandbytes, "there is no encoding for this format"),
+        (
+            narrow_bitsandbytes,
+            "model.layers.0.mlp.experts: its rows have 32 values, which blocks of 64 do not divide",
+        ),
         (plain_experts, "the checkpoint has no quantised experts"),
     ],
 )

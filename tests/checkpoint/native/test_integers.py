@@ -1,4 +1,4 @@
-"""Integers with group scales: restored weights against numpy, and blocks of GGUF against the package gguf."""
+"""Integers with group scales: restored weights against numpy, and all blocks of GGUF against the package gguf."""
 
 from __future__ import annotations
 
@@ -12,35 +12,18 @@ from gguf import GGMLQuantizationType as Kind
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from checkpoint.formats.gguf_blocks import published_blocks
-from checkpoint.native.encoding import CODES, DEVICE_PIECE, PIECE, SCALES, Encoding, Shapes, Unencodable
-from checkpoint.native.encodings import ENCODINGS, GGML_INTEGERS, INTEGERS
+from checkpoint.formats.gguf_blocks import encoding_of, published_blocks
+from checkpoint.native.encoding import CODES, DEVICE_PIECE, PIECE, SCALES, Shapes, Unencodable
+from checkpoint.native.encodings import ENCODINGS, GGML_CODEBOOK, GGML_INTEGERS, INTEGERS
 from checkpoint.native.integers import MINIMUM_UNITS, MINIMUMS, ORDER, ZEROS, packed_rows
+from support.models.restored_weights import check_restored, shapes
 
 ROUNDED, EXACT = ENCODINGS[INTEGERS], ENCODINGS[GGML_INTEGERS]
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 KINDS = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q3_K", "Q4_K", "Q5_K", "Q6_K")
-
-
-def check_restored(
-    encoding: Encoding, parts: dict[str, torch.Tensor], expected: torch.Tensor, threads: int, piece: int = PIECE
-) -> None:
-    """With torch, in pieces, and with the compiled routine, which threads share."""
-    shape = tuple(expected.shape)
-    assert encoding.fits({"up": ("float32", shape)}, shapes(parts))
-    scratch = torch.empty(encoding.scratch_bytes(shape, piece), dtype=torch.uint8)
-    found = torch.full_like(expected, 7.0)
-    encoding.restore(found, parts, scratch, piece)
-    assert torch.equal(found.view(torch.uint8), expected.view(torch.uint8))
-    together = torch.empty(encoding.scratch_for([shape], "cpu", threads), dtype=torch.uint8)
-    found.fill_(7.0)
-    encoding.restore_into({"up": found}, {f"up.{name}": part for name, part in parts.items()}, together)
-    assert torch.equal(found.view(torch.uint8), expected.view(torch.uint8))
-    assert encoding.checked_routine(expected.dtype) is not None
-
-
-def shapes(parts: dict[str, torch.Tensor]) -> Shapes:
-    return {f"up.{name}": (str(one.dtype).removeprefix("torch."), tuple(one.shape)) for name, one in parts.items()}
+TABLE_KINDS = ("Q2_K", "IQ4_NL", "IQ4_XS", "MXFP4")
+SCALE_BYTES = {"Q2_K": [81, 83], "Q3_K": [109], "Q6_K": [209], "MXFP4": []}
+"""The high bytes of a block's scales in float16, where it has others than its first one or two."""
 
 
 @given(
@@ -90,26 +73,28 @@ def test_weights_of_any_size(
     check_restored(ROUNDED, parts, exact.to(scale).to(dtype), threads, piece)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [*KINDS, *TABLE_KINDS])
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_blocks_of_gguf(kind: str, dtype: torch.dtype) -> None:
     """Random bytes, but for scales that are finite."""
     values, size = gguf.GGML_QUANT_SIZES[Kind[kind]]
     rows = numpy.random.default_rng(0).integers(0, 256, (6, 3 * size), dtype=numpy.uint8)
     blocks = torch.from_numpy(rows.copy()).view(6, 3, size)
-    for high in {"Q4_0": [1], "Q5_0": [1], "Q8_0": [1], "Q3_K": [109], "Q6_K": [209]}.get(kind, [1, 3]):
+    for high in SCALE_BYTES.get(kind, [1] if kind in ("Q4_0", "Q5_0", "Q8_0", "IQ4_NL", "IQ4_XS") else [1, 3]):
         blocks[..., high] &= 0xBF  # below 2 in size
     expected = torch.from_numpy(gguf.dequantize(blocks.flatten(1).numpy(), Kind[kind])).to(dtype)
     published = published_blocks(Kind[kind], blocks.flatten(1).unsqueeze(0))
-    parts = {name: part[0] for name, part in EXACT.encode(published).items()}
+    encoding = ENCODINGS[encoding_of([kind])]
+    parts = {name: part[0] for name, part in encoding.encode(published).items()}
     assert tuple(expected.shape) == (6, 3 * values)
-    check_restored(EXACT, parts, expected, 2)
-    assert sum(part.nbytes for part in parts.values()) <= 1.05 * rows.nbytes
+    assert encoding is (EXACT if kind in KINDS else ENCODINGS[GGML_CODEBOOK])
+    check_restored(encoding, parts, expected, 2)
+    assert sum(part.nbytes for name, part in parts.items() if "table" not in name) <= 1.05 * rows.nbytes
 
 
 def test_other_blocks_of_gguf_are_named() -> None:
-    with pytest.raises(Unencodable, match="Q2_K; these are kept: Q4_0, "):
-        published_blocks(Kind.Q2_K, torch.zeros((1, 2, 84), dtype=torch.uint8))
+    with pytest.raises(Unencodable, match="IQ2_XS; these are kept: Q4_0, "):
+        published_blocks(Kind.IQ2_XS, torch.zeros((1, 2, 74), dtype=torch.uint8))
 
 
 def parts_of(**more: torch.Tensor) -> dict[str, torch.Tensor]:

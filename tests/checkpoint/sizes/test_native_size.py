@@ -61,6 +61,10 @@ def planned(config: str, quantisation: dict[str, Any] | None, experts: str | Non
         ("deepseek-v3", compressed("re:.*mlp.experts.*", num_bits=8, strategy="channel"), 0.501),
         ("deepseek-v3", compressed(num_bits=8, type="float", strategy="channel"), 0.501),
         ("deepseek-v3", compressed(num_bits=8, type="float", strategy="block", block_structure=[128, 128]), 0.501),
+        ("deepseek-v3", compressed(type="float", strategy="tensor_group", group_size=16), 0.282),
+        ("deepseek-v3", {"quant_method": "bitsandbytes", "load_in_4bit": True}, 0.282),
+        ("deepseek-v3", {"load_in_4bit": True, "bnb_4bit_use_double_quant": True}, 0.259),
+        ("deepseek-v3", {"quant_method": "bitsandbytes", "load_in_8bit": True}, 0.501),
     ],
 )
 def test_bytes_of_a_load_and_of_a_store(config: str, quantisation: dict[str, Any], share: float) -> None:
@@ -85,10 +89,10 @@ def test_memory_to_restore_on_a_gpu(config: str, quantisation: dict[str, Any]) -
     ("config", "quantisation"),
     [
         ("deepseek-v3", None),
-        ("deepseek-v3", {"quant_method": "bitsandbytes", "load_in_4bit": True}),
+        ("deepseek-v3", {"load_in_4bit": True, "llm_int8_skip_modules": ["lm_head", "experts"]}),
         ("deepseek-v3", {"quant_method": "awq", "bits": 4, "group_size": 96}),
         ("deepseek-v3", {"quant_method": "gptq", "bits": "4", "group_size": 128}),
-        ("deepseek-v3", compressed(type="float", strategy="tensor_group", group_size=16)),
+        ("deepseek-v3", compressed(type="float", strategy="tensor_group", group_size=48)),
         ("deepseek-v3", compressed(num_bits=8, type="float", strategy="block", block_structure=[96, 128])),
         ("deepseek-v3", compressed() | {"ignore": ["re:.*experts.*"]}),
         ("deepseek-v3", {"quant_method": "fp8", "weight_block_size": None}),
@@ -116,6 +120,38 @@ def test_modules_that_are_no_list_are_refused(named: Any) -> None:
 def test_slots_are_as_large_as_the_largest_experts() -> None:
     size = planned("deepseek-v3", FP8 | {"modules_to_not_convert": ["model.layers.3"]})
     assert size.expert_bytes == size.restored_bytes == planned("deepseek-v3", None).expert_bytes
+
+
+def test_fp8_in_blocks_is_kept_in_the_dtype_of_its_scales() -> None:
+    blocks = compressed(num_bits=8, type="float", strategy="block", block_structure=[128, 128])
+    rows = compressed(num_bits=8, type="float", strategy="channel")
+    fields = json.loads((CONFIGS / "deepseek-v3.json").read_text()) | {"torch_dtype": "bfloat16"}
+    sizes = {
+        dtype: [
+            model_of("m", fields | {"quantization_config": one}, dtype, 64).native_bits > 0 for one in (blocks, rows)
+        ]
+        for dtype in (None, "bfloat16", "float16")
+    }
+    assert sizes == {None: [True, True], "bfloat16": [True, True], "float16": [False, True]}
+
+
+@pytest.mark.parametrize(
+    ("dynamic", "bits"),
+    [
+        ({}, 4 + 24 / 128),
+        ({"-:.*self_attn.*": {}, r".*mlp\.experts.*": {"bits": 8}}, 8 + 24 / 128),
+        ({r"+:.*down_proj": {"bits": 8}}, 16 / 3 + 24 / 128),
+        ({r"-:model\.layers\.5\.": {}}, 16),
+        ({r"model\.layers\.5\..*": {"group_size": 32}}, 4 + 24 / 32),
+        ({r".*gate_proj": {"bits": 8}}, 0),
+        ({"-:.*down_proj": {}}, 0),
+        ({"-:.*experts": {}, ".*": {"bits": 8}}, 0),
+        ({"(": {"bits": 8}}, 4 + 24 / 128),
+    ],
+)
+def test_layers_of_gptq_that_differ(dynamic: dict[str, Any], bits: float) -> None:
+    settings = {"quant_method": "gptq", "bits": 4, "group_size": 128, "dynamic": dynamic}
+    assert planned("deepseek-v3", settings).native_bits == pytest.approx(bits)
 
 
 def test_fp4_experts_may_be_named_beside_the_settings() -> None:
@@ -168,6 +204,12 @@ def gptq(path: Path) -> Path:
     return packed.publish_gptq(model, path, shuffled=True, group=32)
 
 
+def gptq_of_several_bits(dynamic: dict[str, int]) -> Callable[[Path], Path]:
+    sizes = {"hidden_size": 256, "moe_intermediate_size": 64, "intermediate_size": 64}
+    model = build("qwen3_moe", **sizes, mlp_only_layers=[])
+    return lambda path: packed.publish_gptq(model, path, group=32, dynamic=dynamic)
+
+
 def awq(path: Path) -> Path:
     model = build("qwen3_moe", hidden_size=256, moe_intermediate_size=64, intermediate_size=64)
     return packed.publish_awq(model, path, group=32)
@@ -176,6 +218,20 @@ def awq(path: Path) -> Path:
 def kimi(path: Path) -> Path:
     model = build("qwen3_moe", hidden_size=256, moe_intermediate_size=128, intermediate_size=64)
     return packed.publish_compressed(model, path, {"all": packed.group(**packed.INT4 | {"group_size": 32})})
+
+
+def bitsandbytes(kind: str, nested: bool) -> Callable[[Path], Path]:
+    model = build("qwen3_moe", hidden_size=448, moe_intermediate_size=128, intermediate_size=64)
+    return lambda path: packed.publish_bitsandbytes_experts(model, path, kind, nested)
+
+
+def plain_experts(path: Path) -> Path:
+    return packed.publish_bitsandbytes(build("qwen3_moe", hidden_size=128), path, load_in_8bit=True)
+
+
+def compressed_fp4(weights: dict[str, Any]) -> Callable[[Path], Path]:
+    model = build("qwen3_moe", hidden_size=256, moe_intermediate_size=128, intermediate_size=64)
+    return lambda path: packed.publish_compressed(model, path, {"all": packed.group(**weights)})
 
 
 def gguf(kind: Kind) -> Callable[[Path], Path]:
@@ -188,12 +244,24 @@ def gguf(kind: Kind) -> Callable[[Path], Path]:
     ("publish", "encoding", "experts"),
     [
         (gptq, "integers", "native"),
+        (gptq_of_several_bits({r".*down_proj": 8}), "integers", "native"),
+        (gptq_of_several_bits({r"model\.layers\.1\..*experts": 8}), "integers", "native"),
+        (gptq_of_several_bits({r"model\.layers\.1\..*experts": 0}), "integers", "native"),
+        (gptq_of_several_bits({r".*down_proj": 0}), "", "native"),
+        (gptq_of_several_bits({r".*gate_proj": 8}), "", "native"),
         (awq, "integers", "native"),
         (awq, "integers", "dequantised"),
         (kimi, "integers", "native"),
         (gguf(Kind.Q5_1), "ggml integers", "native"),
         (gguf(Kind.Q5_1), "ggml integers", "dequantised"),
+        (gguf(Kind.IQ4_NL), "ggml codebook", "native"),
         (gguf(Kind.F16), "", "native"),
+        (bitsandbytes("nf4", False), "codebook", "native"),
+        (bitsandbytes("fp4", True), "codebook", "native"),
+        (bitsandbytes("int8", False), "codebook", "native"),
+        (plain_experts, "", "native"),
+        (compressed_fp4(packed.NVFP4), "codebook", "native"),
+        (compressed_fp4(packed.MXFP4), "codebook", "native"),
         (gpt_oss, "mxfp4", "native"),
         (gpt_oss, "mxfp4", "dequantised"),
         (qwen, "fp8", "native"),

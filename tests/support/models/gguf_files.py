@@ -20,7 +20,15 @@ _ARCHITECTURES = {
     "mixtral": gguf.MODEL_ARCH.LLAMA,
     "gpt_oss": gguf.MODEL_ARCH.GPT_OSS,
 }
-_HALVES = {Kind.Q3_K: (108,), Kind.Q4_K: (0, 2), Kind.Q5_K: (0, 2), Kind.Q6_K: (208,)}
+_HALVES = {
+    Kind.Q2_K: (80, 82),
+    Kind.Q3_K: (108,),
+    Kind.Q4_K: (0, 2),
+    Kind.Q5_K: (0, 2),
+    Kind.Q6_K: (208,),
+    Kind.IQ4_NL: (0,),
+    Kind.IQ4_XS: (0,),
+}
 """Where a block has its scales in float16."""
 _SPECIAL = {"<|endoftext|>": 0}
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,8 @@ INT4 = {
 FP8 = {"num_bits": 8, "type": "float", "symmetric": True, "strategy": "channel", "format": "float-quantized"}
 NVFP4 = {"num_bits": 4, "type": "float", "symmetric": True, "strategy": "tensor_group", "group_size": 16}
 NVFP4 |= {"format": "nvfp4-pack-quantized"}
+MXFP4 = {"num_bits": 4, "type": "float", "symmetric": True, "strategy": "group", "group_size": 32}
+MXFP4 |= {"format": "mxfp4-pack-quantized", "scale_dtype": "torch.uint8"}
 
 
 def saved(model: Any, path: Path) -> dict[str, torch.Tensor]:
@@ -128,13 +131,23 @@ def publish_awq(model: Any, path: Path, group: int = 16) -> Path:
 
 
 def publish_gptq(
-    model: Any, path: Path, bits: int = 4, layout: str = "gptq", shuffled: bool = False, group: int = 8
+    model: Any,
+    path: Path,
+    bits: int = 4,
+    layout: str = "gptq",
+    shuffled: bool = False,
+    group: int = 8,
+    dynamic: dict[str, int] | None = None,
 ) -> Path:
-    """As AutoGPTQ packs it, rows of `qweight` and columns of `qzeros`. `shuffled`: inputs of a group are anywhere."""
-    weights, plain = saved(model, path), {}
+    """As AutoGPTQ packs it, rows of `qweight` and columns of `qzeros`. `shuffled`: inputs of a group are anywhere.
+    `dynamic`: bits of modules by a regular expression of their names; those of 0 bits are not quantised."""
+    weights, plain, usual = saved(model, path), {}, bits
     less = 1 if layout == "gptq" else 0
     random = torch.Generator().manual_seed(0)
     for name in linears(weights):
+        bits = next((own for words, own in (dynamic or {}).items() if re.match(words, name)), usual)
+        if not bits:
+            continue
         weight = weights.pop(f"{name}.weight").half().T  # [in, out]
         order = torch.randperm(len(weight), generator=random) if shuffled else torch.arange(len(weight))
         scales, zeros, values = _rounded(weight[order], group, bits)
@@ -147,7 +160,9 @@ def publish_gptq(
         weights[f"{name}.qzeros"] = _packed((zeros - less) % 2**bits, bits, natural)
         weights |= {f"{name}.scales": scales, f"{name}.g_idx": index}
     write_plain(path, weights, plain)
-    settings = {"quant_method": "gptq", "bits": bits, "group_size": group, "checkpoint_format": layout}
+    settings = {"quant_method": "gptq", "bits": usual, "group_size": group, "checkpoint_format": layout}
+    if dynamic:
+        settings["dynamic"] = {words if own else f"-:{words}": {"bits": own} for words, own in dynamic.items()}
     return written(path, weights, settings | {"desc_act": shuffled, "sym": False})
 
 
@@ -197,17 +212,26 @@ def dequantised_bitsandbytes(path: Path) -> Any:
     return aligned(model.dequantize(torch.bfloat16).eval())
 
 
-def publish_bitsandbytes_experts(model: Any, path: Path, kind: str = "nf4", nested: bool = True) -> Path:
-    """Experts, too, in 4 bits, as checkpoints of earlier Transformers have them: by bitsandbytes' own functions."""
+def publish_bitsandbytes_experts(
+    model: Any, path: Path, kind: str = "nf4", nested: bool = True, dtype: str = "bfloat16"
+) -> Path:
+    """Experts, too, as checkpoints of earlier Transformers have them: by bitsandbytes' own functions. `kind`: `nf4`,
+    `fp4` or `int8`. `dtype`: of the weights that were quantised."""
     from bitsandbytes import functional
 
     weights, plain = saved(model, path), {}
     for name in linears(weights):
-        weight = weights.pop(f"{name}.weight")
-        data, state = functional.quantize_4bit(weight, quant_type=kind, compress_statistics=nested)
-        packed = {f"weight.{key}": value for key, value in state.as_dict(packed=True).items()} | {"weight": data}
+        weight = weights.pop(f"{name}.weight").to(getattr(torch, dtype))
+        if kind == "int8":
+            data, scales, _ = functional.int8_vectorwise_quant(weight)
+            packed = {"weight": data, "SCB": scales, "weight_format": torch.tensor(0, dtype=torch.uint8)}
+            found = functional.int8_vectorwise_dequant(data, scales)
+        else:
+            data, state = functional.quantize_4bit(weight, quant_type=kind, compress_statistics=nested)
+            packed = {f"weight.{key}": value for key, value in state.as_dict(packed=True).items()} | {"weight": data}
+            found = functional.dequantize_4bit(data, state)
         weights |= {f"{name}.{key}": value for key, value in packed.items()}
-        plain[f"{name}.weight"] = functional.dequantize_4bit(data, state)
+        plain[f"{name}.weight"] = found.bfloat16()
     write_plain(path, weights, plain)
-    settings = {"quant_method": "bitsandbytes", "load_in_4bit": True, "load_in_8bit": False}
+    settings = {"quant_method": "bitsandbytes", "load_in_4bit": kind != "int8", "load_in_8bit": kind == "int8"}
     return written(path, weights, settings | {"bnb_4bit_quant_type": kind, "bnb_4bit_use_double_quant": nested})
