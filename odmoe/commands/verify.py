@@ -27,6 +27,7 @@ from scheduler.errors import ConfigError, CorruptCheckpointError, PromptError
 if TYPE_CHECKING:
     import torch
 
+    from checkpoint.store import ExpertStore
     from odmoe.commands.shared.comparison import Answer
 
 SAMPLES = 3
@@ -140,7 +141,7 @@ def run_verify(settings: Settings, prompts: list[str], tokens: int, as_json: boo
         cluster=settings.cluster,
         dtype=store.manifest.dtype,
         device=str(device),
-        approximate=" and ".join(filter(None, (_by_design(settings), _by_devices([report for _, report in answers])))),
+        approximate=" and ".join(filter(None, (_by_design(settings, store), _by_devices([one for _, one in answers])))),
         prompts=[
             compare(got, wanted, store.manifest.dtype) for (got, _), wanted in zip(answers, expected, strict=True)
         ],
@@ -227,9 +228,11 @@ def answer(cluster: Any, prompt: list[int], tokens: int, step: Step = lambda: No
     return Answer(list(report.token_ids), logits if main is not None else None), report
 
 
-def _by_design(settings: Settings) -> str:
+def _by_design(settings: Settings, store: ExpertStore) -> str:
     """Why answers may differ from Transformers'; empty where they may not."""
     changing = [f"{field} {name}" for field, name in settings.inexact.items()]
+    if store.manifest.quantised_to:
+        changing.append(f"experts in {store.manifest.described}")
     if not changing:
         return ""
     return f"{' and '.join(changing)} {'changes' if len(changing) == 1 else 'change'} answers by design"
