@@ -103,12 +103,12 @@ def _by_hqq(groups: torch.Tensor) -> tuple[torch.Tensor, Tensors]:
 
 def _to_nearest(groups: torch.Tensor) -> tuple[torch.Tensor, Tensors]:
     """Numbers of 8 bits [n, group], and scales in bfloat16 [n, 1]: rounded up, so that the largest weight has a
-    number. bfloat16 has the range of float32, so nothing is too large or too small."""
+    number. bfloat16 has float32's range: weights may be tiny."""
     weights = groups.float()
     exact = weights.abs().amax(dim=1, keepdim=True) / (_MIDDLE - 1)
     scale = exact.bfloat16()
     scale = torch.where(scale.float() < exact, (scale.view(torch.int16) + 1).view(torch.bfloat16), scale)
-    steps = weights.div_(torch.where(scale > 0, scale.float(), 1.0)).round_()
+    steps = (weights / torch.where(scale > 0, scale.float(), 1.0)).round_()
     return steps.clamp_(1 - _MIDDLE, _MIDDLE - 1).add_(_MIDDLE).to(torch.uint8), {SCALES: scale}
 
 
