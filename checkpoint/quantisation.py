@@ -34,6 +34,10 @@ class Quantisation:
         return f"{self.name}-{self.group}"
 
     @property
+    def described(self) -> str:
+        return f"{self.name} in groups of {self.group}"
+
+    @property
     def flags(self) -> str:
         """Of `odmoe shard`."""
         return f"--experts {self.name} --group {self.group}"

@@ -16,8 +16,8 @@ def inexact(
 ) -> list[str]:
     """Every reason why a token may be another one, in words, each once; empty for an exact answer.
 
-    `of_model`: what is not followed of the model's own `generate` (see `OwnPath`), and to what its experts were quantised
-    here. `doubted`, `one_kind`: see `Report`.
+    `of_model`: what is not followed of the model's own `generate` (see `OwnPath`), and what its experts were quantised
+    to here. `doubted`, `one_kind`: see `Report`.
     """
     found = {
         **dict.fromkeys(engine.core.inexact, True),

@@ -142,8 +142,8 @@ def _examples(parameters: Tensors, quantisation: Quantisation) -> Iterator[tuple
 
 
 def check_quantisable(plan: Conversion, quantisation: Quantisation) -> None:
-    """Raises UnsupportedFormatError for a checkpoint that is quantised already, other than to FP8, and for experts whose
-    layout has no groups of inputs."""
+    """Raises UnsupportedFormatError for a checkpoint that is quantised already, other than to FP8, and for experts
+    whose layout has no groups of inputs."""
     if format := _format(plan):
         kinds = {place.dtype for group in _groups(plan) for key, place in group.places.items() if key in plan.words}
         if format not in _FP8 or _FP4_CODES in kinds:

@@ -18,8 +18,8 @@ from checkpoint.formats.gguf_blocks import has_encoding
 from checkpoint.formats.published import check_format, published_format
 from checkpoint.manifest import DENSE, FORMAT, MANIFEST, LayerSpec, Manifest
 from checkpoint.native.encodings import DEQUANTISED, NATIVE
-from checkpoint.sharding.completeness import check_complete
 from checkpoint.quantisation import Quantisation
+from checkpoint.sharding.completeness import check_complete
 from checkpoint.sharding.convert import Conversion
 from checkpoint.sharding.dense_files import write_dense
 from checkpoint.sharding.gguf_conversion import GgufConversion
@@ -53,8 +53,8 @@ def make_store(
     """Write the expert store of a checkpoint. `dtype` is the experts'; None for the checkpoint's.
 
     `experts`: `native` keeps quantised experts in their published numbers, where an encoding has them
-    (`checkpoint/native/`); `dequantised` does not; `int4` and `int8` quantise plain ones (`checkpoint/quantisation.py`).
-    None: native, and a store that is there may have any.
+    (`checkpoint/native/`); `dequantised` does not; `int4` and `int8` quantise plain ones, in groups of 64 inputs or,
+    as `int4-32`, of others (`checkpoint/quantisation.py`). None: native, and a store that is there may have any.
 
     An existing store of the same weights and dtype is returned unchanged. Layers that an interrupted run finished
     are kept. `progress(what, done, total)` reports verify, wait, resume, experts and dense. `check` gets the checkpoint
@@ -140,14 +140,23 @@ def check_same(store: ExpertStore, source: Source | None, dtype: str | None, exp
             f"the store at {store.path} holds {manifest.dtype} experts, not {dtype}; "
             f"make another with: odmoe shard {source.path if source else 'MODEL'} STORE --dtype {dtype}"
         )
-    kept, wanted = _kept(manifest, store.path, source), Quantisation.of(experts)
-    if experts and (_as_kept(experts) != kept if wanted else kept not in ("", experts)):
-        held = manifest.described if manifest.quantised_from else kept or manifest.dtype
-        raise StoreMismatchError(
-            f"the store at {store.path} holds {held} experts, not {_as_kept(experts)}; make another with: odmoe shard "
-            f"{source.path if source else 'MODEL'} STORE {wanted.flags if wanted else f'--experts {experts}'}"
-        )
+    if experts:
+        _check_kept(store, source, experts)
     return store
+
+
+def _check_kept(store: ExpertStore, source: Source | None, experts: str) -> None:
+    """Raises StoreMismatchError unless a store has kept its experts so."""
+    manifest, wanted = store.manifest, Quantisation.of(experts)
+    kept = _kept(manifest, store.path, source)
+    if kept == _as_kept(experts) or not (kept or wanted):
+        return
+    held = f"experts in {manifest.described}" if manifest.quantised_to else f"{kept or manifest.dtype} experts"
+    asked, flags = (wanted.described, wanted.flags) if wanted else (experts, f"--experts {experts}")
+    raise StoreMismatchError(
+        f"the store at {store.path} holds {held}, not {asked}; make another with: odmoe shard "
+        f"{source.path if source else 'MODEL'} STORE {flags}"
+    )
 
 
 def _kept(manifest: Manifest, path: Path, source: Source | None) -> str:

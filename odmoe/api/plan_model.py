@@ -105,7 +105,8 @@ def model_of(
     native_bits: float = 0.0,
 ) -> ModelSize:
     """Without torch where the configuration alone gives the sizes. `experts`: how a store keeps those of a quantised
-    model, or to what it quantises them; None for native. `aligned`: there is a shadow, whose KV rows are aligned. `native_bits`: see `Described`.
+    model, or to what it quantises them; None for native. `aligned`: there is a shadow, whose KV rows are aligned.
+    `native_bits`: see `Described`.
 
     Raises CheckpointError, NotMoEError, UnsupportedFamilyError or ConfigError.
     """

@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from odmoe.commands.shared.comparison import Answer
 
 SAMPLES = 3
+TEXT_TOKENS, LEAST_TEXT = 20_000, 512
+"""Of a text, unless given; and at least."""
 
 Step = Callable[[], None]
 
@@ -47,6 +49,21 @@ def verify(
     tokens: Annotated[
         int, typer.Option("-n", "--tokens", help="Tokens of each answer (default: 32)", show_default=False, metavar="N")
     ] = 32,
+    quality: Annotated[
+        bool,
+        typer.Option("--quality", help="Compare perplexity on a text instead, for quantised experts", metavar=""),
+    ] = False,
+    text: Annotated[
+        Path | None,
+        typer.Option(
+            help="Text for --quality (default: problems and sonnets that come with it)",
+            show_default=False,
+            metavar="PATH",
+        ),
+    ] = None,
+    text_tokens: Annotated[
+        int, typer.Option(help="Most tokens of it (default: 20000)", show_default=False, metavar="N")
+    ] = TEXT_TOKENS,
     config: Annotated[
         str | None,
         typer.Option("--config", help="YAML file of settings, as for generate", show_default=False, metavar="PATH"),
@@ -62,6 +79,8 @@ def verify(
     The exit code is 0 if tokens are equal, and logits up to rounding; otherwise 1.
 
     A system that is approximate by design is reported as such, with exit code 0.
+
+    With --quality: perplexity of the store's model and of the checkpoint, and KL divergence. The exit code is 0.
     """
     settings = effective(flags | {"model": model}, config).settings
     if tokens < 1:
@@ -71,6 +90,13 @@ def verify(
             f"--cluster is {settings.cluster!r}; allowed for verify: embedded, local (the reference needs the whole "
             "model on this machine)"
         )
+    if text_tokens < LEAST_TEXT:
+        raise ConfigError(f"--text-tokens is {text_tokens}; allowed: {LEAST_TEXT}, {LEAST_TEXT + 1}, ...")
+    if quality:
+        from odmoe.commands.shared.quality_run import run_quality
+
+        run_quality(settings, text, text_tokens, as_json, Terminal(quiet, debug))
+        return
     given = prompt is not None or prompts is not None
     texts = read_prompts(prompt, prompts) if given else training_prompts()["problems"][:SAMPLES]
     if not run_verify(settings, texts, tokens, as_json, Terminal(quiet, debug)):

@@ -245,10 +245,14 @@ def test_a_store_of_another_kind_is_refused(checkpoint: Path, int4: ExpertStore,
     plain = shard(source, tmp_path / "store")
     assert shard(source, int4.path).manifest == int4.manifest
     for store, wanted, words in (
-        (int4, "int4-32", "holds int4 of bfloat16, groups of 64 and 32 experts, not int4-32.*--experts int4 --group 32"),
-        (int4, "int8", "not int8-64.*--experts int8 --group 64"),
+        (
+            int4,
+            "int4-32",
+            "experts in int4 of bfloat16, groups of 64 and 32, not int4 in groups of 32.*--experts int4 --group 32",
+        ),
+        (int4, "int8", "not int8 in.*--experts int8 --group 64"),
         (int4, "native", "not native.*--experts native"),
-        (plain, "int4", "holds bfloat16 experts, not int4-64"),
+        (plain, "int4", "holds bfloat16 experts, not int4 in groups of 64"),
     ):
         with pytest.raises(StoreMismatchError, match=words):
             shard(source, store.path, experts=wanted)

@@ -77,9 +77,7 @@ def wait_until(ready: Callable[[], object]) -> None:
         time.sleep(0.0005)
 
 
-def stop_after(
-    source: Source, target: Path, layers: int, dtype: str | None = None, experts: str | None = None
-) -> None:
+def stop_after(source: Source, target: Path, layers: int, dtype: str | None = None, experts: str | None = None) -> None:
     """A run that is interrupted when `layers` layers are finished."""
     add = Partial.add_layer
 
