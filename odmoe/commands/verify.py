@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -15,6 +16,8 @@ from odmoe.clusters.process import prepare_libraries, prepare_process
 from odmoe.commands.shared.flags import with_settings
 from odmoe.commands.shared.options import Debug, Json, Quiet
 from odmoe.commands.shared.prompts import read_prompts
+from odmoe.commands.shared.quality_run import LEAST_TEXT, TEXT_TOKENS, run_quality
+from odmoe.commands.texts import quality_text
 from odmoe.commands.texts.verify_text import as_text
 from odmoe.settings.derived import VERIFY_FLAGS
 from odmoe.settings.settings import Settings
@@ -31,8 +34,6 @@ if TYPE_CHECKING:
     from odmoe.commands.shared.comparison import Answer
 
 SAMPLES = 3
-TEXT_TOKENS, LEAST_TEXT = 20_000, 512
-"""Of a text, unless given; and at least."""
 
 Step = Callable[[], None]
 
@@ -93,9 +94,8 @@ def verify(
     if text_tokens < LEAST_TEXT:
         raise ConfigError(f"--text-tokens is {text_tokens}; allowed: {LEAST_TEXT}, {LEAST_TEXT + 1}, ...")
     if quality:
-        from odmoe.commands.shared.quality_run import run_quality
-
-        run_quality(settings, text, text_tokens, as_json, Terminal(quiet, debug))
+        measured = run_quality(settings, text, text_tokens, Terminal(quiet, debug))
+        print(json.dumps(dataclasses.asdict(measured)) if as_json else quality_text.as_text(measured))
         return
     given = prompt is not None or prompts is not None
     texts = read_prompts(prompt, prompts) if given else training_prompts()["problems"][:SAMPLES]

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
-import json
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from odmoe.api.checks import check_early
 from odmoe.clusters.process import prepare_libraries, prepare_process
@@ -13,13 +11,18 @@ from odmoe.settings.settings import Settings
 from odmoe.terminal import Terminal
 from scheduler.errors import ConfigError, CorruptCheckpointError, PromptError
 
+if TYPE_CHECKING:
+    from odmoe.quality.quality import Quality
+
+TEXT_TOKENS, LEAST_TEXT = 20_000, 512
+"""Of a text, unless given; and at least."""
 TEXT = Path(__file__).parents[2] / "quality" / "held_out.txt"
 PASSAGE = 256
 """Tokens."""
 
 
-def run_quality(settings: Settings, text: Path | None, tokens: int, as_json: bool, terminal: Terminal) -> None:
-    """Measure on the first `tokens` tokens of a file, and print the figures.
+def run_quality(settings: Settings, text: Path | None, tokens: int, terminal: Terminal) -> Quality:
+    """Measure on the first `tokens` tokens of a file; None: on `TEXT`.
 
     Raises ConfigError, CheckpointError, DoesNotFitError or PromptError before the model is loaded.
     """
@@ -34,7 +37,6 @@ def run_quality(settings: Settings, text: Path | None, tokens: int, as_json: boo
     dtype = settings.dtype or dtype_name(stored_dtype(config))
     context = check_memory(path.name, config, dtype).context_max
     prepare_libraries(settings.threads_a_node)
-    from odmoe.commands.texts.quality_text import as_text
     from odmoe.quality.quality import as_quality, measure
     from odmoe.stores import prepare_store
     from odmoe.text import load_tokenizer
@@ -51,14 +53,12 @@ def run_quality(settings: Settings, text: Path | None, tokens: int, as_json: boo
         done = iter(range(1, 2 * len(passages) + 1))
         found = measure(model, store, passages, lambda: progress("passages", next(done), 2 * len(passages)))
     experts = store.manifest.described or dtype
-    quality = as_quality(found, model=settings.model, dtype=dtype, experts=experts, text=str(text or TEXT))
-    print(json.dumps(dataclasses.asdict(quality)) if as_json else as_text(quality))
+    return as_quality(found, model=settings.model, dtype=dtype, experts=experts, text=str(text or TEXT.name))
 
 
 def read_tokens(tokenizer: Any, file: Path, most: int) -> list[int]:
     """The first tokens of a file, `most` of them. Raises ConfigError for one that cannot be read, PromptError for one
     with too few."""
-    from odmoe.commands.verify import LEAST_TEXT
     from odmoe.text import panics_named
 
     try:

@@ -37,10 +37,11 @@ def whole(path: Path) -> Any:
     return AutoModelForCausalLM.from_pretrained(path, dtype="float32", experts_implementation="eager").eval()
 
 
+@pytest.mark.slow
 def test_a_store_beside_its_checkpoint(checkpoint: Path) -> None:
     store = shard(open_source(checkpoint), checkpoint.parent / "int4", "float32", experts="int4")
-    vocabulary = whole(checkpoint).config.vocab_size
-    passages = torch.randint(vocabulary, (3, 20), generator=torch.Generator().manual_seed(0)).tolist()
+    original = whole(checkpoint)
+    passages = torch.randint(original.config.vocab_size, (3, 20), generator=torch.Generator().manual_seed(0)).tolist()
     quantised = whole(checkpoint)
     for layer, (name, module) in experts_modules(quantised).items():
         for key, held in expert_parameters(name, module).items():
@@ -49,7 +50,7 @@ def test_a_store_beside_its_checkpoint(checkpoint: Path) -> None:
     found = measure(whole(checkpoint), store, passages)
     for one, passage in zip(found, passages, strict=True):
         with torch.inference_mode():
-            first, second = (model(torch.tensor([passage])).logits[0, :-1] for model in (whole(checkpoint), quantised))
+            first, second = (model(torch.tensor([passage])).logits[0, :-1] for model in (original, quantised))
         assert one.original_nats == pytest.approx(sum(losses(first, passage)))
         assert one.nats == pytest.approx(sum(losses(second, passage)))
         assert one.divergence == pytest.approx(float(divergence(first, second).sum()))
@@ -108,10 +109,14 @@ def test_the_command(cli: CommandLine, demo: Path, tmp_path: Path) -> None:
     [
         (("--text-tokens", "5"), "--text-tokens is 5; allowed: 512"),
         (("--quality", "--text", "/nowhere"), "--text /nowhere cannot be read: No such file or directory"),
-        (("--quality", "--text", "LICENSE"), "tokens; give a text of at least 512"),
+        (("--quality", "--text", "short.txt"), "short.txt has 7 tokens; give a text of at least 512"),
     ],
 )
-def test_refused(flags: tuple[str, ...], words: str, cli: CommandLine, demo: Path) -> None:
+def test_refused(
+    flags: tuple[str, ...], words: str, cli: CommandLine, demo: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("short.txt").write_text("1 2 3 4 5 6")
     answer = cli("verify", str(demo), *flags)
     assert answer.code != 0
     assert words in answer.err
