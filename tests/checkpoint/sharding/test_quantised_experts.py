@@ -24,6 +24,7 @@ from odmoe.api.plan_model import model_of, read_config
 from odmoe.clusters.embedded import EmbeddedCluster
 from odmoe.settings.settings import Settings
 from scheduler.errors import CheckpointError, StoreMismatchError, UnsupportedFormatError
+from support.cases import slow_except
 from support.models import gguf_files, packed, published
 from support.models.checkpoints import build
 from support.models.store_making import contents, shard, stop_after
@@ -133,7 +134,7 @@ def test_what_a_store_says_and_takes(int4: ExpertStore, int8: ExpertStore) -> No
     assert 0.25 < held / full < 0.3
 
 
-@pytest.mark.parametrize("experts", ["int4", "int8"])
+@pytest.mark.parametrize("experts", slow_except(["int4"], ["int4", "int8"]))
 def test_an_answer_is_that_of_transformers_with_these_weights(
     checkpoint: Path, experts: str, request: pytest.FixtureRequest
 ) -> None:
@@ -184,6 +185,7 @@ def test_fp8_is_dequantised_first(tmp_path: Path) -> None:
     assert torch.equal(parameters(made, 0, 1)[GATE_UP], restored.view(weight.shape).bfloat16())
 
 
+@pytest.mark.slow
 def test_forms_are_made_of_the_quantised_experts(checkpoint: Path, tmp_path: Path) -> None:
     store = add_forms(shard(open_source(checkpoint), tmp_path / "store", experts="int8"), ["int2"])
     full, form = parameters(store, 0, 0)[DOWN].float(), parameters(store, 0, 0, "int2")[DOWN].float()
@@ -213,7 +215,7 @@ def narrow(path: Path) -> Path:
 @pytest.mark.parametrize(
     ("publish", "words"),
     [
-        (awq, r"quantised already \(awq\).*leave it out"),
+        pytest.param(awq, r"quantised already \(awq\).*leave it out", marks=pytest.mark.slow),
         (gguf, r"quantised already \(GGUF\).*leave it out"),
         (mxfp4, r"quantised already \(mxfp4\)"),
         (gpt_oss, "gpt_oss keeps its experts' weights transposed"),
