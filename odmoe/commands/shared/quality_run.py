@@ -37,10 +37,12 @@ def run_quality(settings: Settings, text: Path | None, tokens: int, terminal: Te
     dtype = settings.dtype or dtype_name(stored_dtype(config))
     context = check_memory(path.name, config, dtype).context_max
     prepare_libraries(settings.threads_a_node)
+    from odmoe.clusters.devices import check_devices, device_of
     from odmoe.quality.quality import as_quality, measure
     from odmoe.stores import prepare_store
     from odmoe.text import load_tokenizer
 
+    check_devices(settings)
     ids = read_tokens(load_tokenizer(path, CorruptCheckpointError), text or TEXT, tokens)
     passages = divided(ids, min(PASSAGE, context))
     with terminal.progress() as progress:
@@ -48,7 +50,7 @@ def run_quality(settings: Settings, text: Path | None, tokens: int, terminal: Te
     dtype = store.manifest.dtype
     with terminal.status() as say:
         say("loading the whole model with Transformers")
-        model = load_whole(path, dtype)
+        model = load_whole(path, dtype, device_of(settings, "main"))
     with terminal.progress() as progress:
         done = iter(range(1, 2 * len(passages) + 1))
         found = measure(model, store, passages, lambda: progress("passages", next(done), 2 * len(passages)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from hqq.core.quantize import Quantizer
 from transformers import AutoModelForCausalLM
 
 from checkpoint.family import expert_parameters, experts_modules
+from checkpoint.manifest import MANIFEST, Manifest, seal
 from checkpoint.quantisation import Quantisation
 from checkpoint.sharding import convert
 from checkpoint.sharding.form_files import add_forms
@@ -23,7 +25,7 @@ from checkpoint.store import ExpertStore
 from odmoe.api.plan_model import model_of, read_config
 from odmoe.clusters.embedded import EmbeddedCluster
 from odmoe.settings.settings import Settings
-from scheduler.errors import CheckpointError, StoreMismatchError, UnsupportedFormatError
+from scheduler.errors import CheckpointError, CorruptStoreError, StoreMismatchError, UnsupportedFormatError
 from support.cases import slow_except
 from support.models import gguf_files, packed, published
 from support.models.checkpoints import build
@@ -132,6 +134,29 @@ def test_what_a_store_says_and_takes(int4: ExpertStore, int8: ExpertStore) -> No
         for tensors in (int4.manifest.layers[0].tensors, int4.manifest.full[0])
     )
     assert 0.25 < held / full < 0.3
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"quantised_to": "int4-7"},
+        {"quantised_to": "int3-64"},
+        {"quantised_to": 4},
+        {"quantised_to": ""},
+        {"quantised_from": ""},
+        {"quantised_from": ["bfloat16"]},
+    ],
+)
+def test_a_manifest_that_says_what_cannot_be(int4: ExpertStore, changes: dict[str, Any]) -> None:
+    where = int4.path / MANIFEST
+    fields = json.loads(where.read_text())
+    with pytest.raises(CorruptStoreError, match="does not fit the layers"):
+        Manifest.from_json(json.dumps(seal(fields | changes)), where)
+
+
+def test_a_store_of_published_experts_has_the_fields_of_earlier_versions(checkpoint: Path, tmp_path: Path) -> None:
+    shard(open_source(checkpoint), tmp_path / "store")
+    assert "quantised" not in (tmp_path / "store" / MANIFEST).read_text()
 
 
 @pytest.mark.parametrize("experts", slow_except(["int4"], ["int4", "int8"]))
