@@ -6,6 +6,7 @@ import hashlib
 import json
 import math
 from dataclasses import asdict, dataclass, field, replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,9 @@ import torch
 import xxhash
 
 from checkpoint.family import DTYPES, dtype_name
-from checkpoint.native.encoding import Shapes
+from checkpoint.native.encoding import SCALES, Shapes
 from checkpoint.native.encodings import ENCODINGS
+from checkpoint.quantisation import BITS, GROUPS, Quantisation
 from checkpoint.tensors import PAGE, round_up
 from scheduler.errors import CorruptStoreError, StoreError, StoreMismatchError
 
@@ -149,13 +151,18 @@ class Manifest:
     """The layout of a restored expert, for each layer that is encoded."""
     plain_because: str = ""
     """Why the experts are not encoded, though their checkpoint is."""
+    quantised_to: str = ""
+    """What the experts were quantised to while they were stored (`Quantisation.experts`); empty for published ones."""
+    quantised_from: str = ""
+    """The format or dtype of the checkpoint before."""
     forms: dict[str, Form] = field(default_factory=dict)
 
     @property
     def model_digest(self) -> str:
-        """Of the weights and of config.json: nodes with the same one compute the same."""
-        config = json.dumps(self.config, sort_keys=True)
-        return hashlib.sha256(f"{self.fingerprint} {config}".encode()).hexdigest()[:32]
+        """Of the weights, of what they were quantised to, and of config.json: nodes with the same one compute the
+        same."""
+        facts = [self.fingerprint, json.dumps(self.config, sort_keys=True), self.quantised_to]
+        return hashlib.sha256(" ".join(filter(None, facts)).encode()).hexdigest()[:32]
 
     @property
     def moe_layers(self) -> tuple[int, ...]:
@@ -178,11 +185,25 @@ class Manifest:
     @property
     def described(self) -> str:
         """The encoding in words; empty where there is none."""
+        if self.quantised_to:
+            return self._quantised
         found = {
             ENCODINGS[self.encoding].described(_shapes(full), _shapes(self.layers[number].tensors))
             for number, full in self.full.items()
         }
         return " and ".join(sorted(found))
+
+    @property
+    def _quantised(self) -> str:
+        """`int4 of bfloat16, groups of 64`."""
+        sizes = set()
+        for number, full in self.full.items():
+            stored = _shapes(self.layers[number].tensors)
+            for name, (_, shape) in _shapes(full).items():
+                if (scales := stored.get(f"{name}.{SCALES}")) is not None:
+                    sizes.add(shape[1] // scales[1][1])
+        groups = " and ".join(map(str, sorted(sizes, reverse=True)))
+        return f"{self.quantised_to.partition('-')[0]} of {self.quantised_from}, groups of {groups}"
 
     @property
     def restored_bytes(self) -> int:
@@ -217,6 +238,8 @@ class Manifest:
         """Without the forms."""
         fields = asdict(replace(self, forms={}))
         del fields["forms"]
+        if not self.quantised_to:  # so that earlier versions read what they can
+            del fields["quantised_to"], fields["quantised_from"]
         return json.dumps(seal(json.loads(json.dumps(fields))), indent=1)
 
     @staticmethod
@@ -293,6 +316,8 @@ def _possible_encoding(manifest: Manifest) -> bool:
     """Whether each encoded layer can be restored: all parameters are there, as they are or encoded."""
     if not isinstance(manifest.encoding, str) or not isinstance(manifest.plain_because, str):
         return False
+    if not _possible_quantisation(manifest):
+        return False
     if bool(manifest.encoding) != bool(manifest.full) or not manifest.full.keys() <= manifest.layers.keys():
         return False
     if not manifest.encoding:
@@ -304,6 +329,13 @@ def _possible_encoding(manifest: Manifest) -> bool:
         and encoding.fits(_shapes(full), _shapes(manifest.layers[number].tensors))
         for number, full in manifest.full.items()
     )
+
+
+def _possible_quantisation(manifest: Manifest) -> bool:
+    to, made_from = manifest.quantised_to, manifest.quantised_from
+    if not isinstance(to, str) or not isinstance(made_from, str) or bool(to) != bool(made_from):
+        return False
+    return not to or (bool(manifest.encoding) and to in {Quantisation(*one).experts for one in product(BITS, GROUPS)})
 
 
 def _possible_layout(tensors: tuple[TensorSpec, ...]) -> bool:

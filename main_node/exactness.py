@@ -12,11 +12,12 @@ if TYPE_CHECKING:
 
 
 def inexact(
-    engine: Engine, request: Request, kernel: str, unfollowed: Iterable[str], doubted: bool, one_kind: bool
+    engine: Engine, request: Request, kernel: str, of_model: Iterable[str], doubted: bool, one_kind: bool
 ) -> list[str]:
     """Every reason why a token may be another one, in words, each once; empty for an exact answer.
 
-    `unfollowed`: see `OwnPath`. `doubted`, `one_kind`: see `Report`.
+    `of_model`: what is not followed of the model's own `generate` (see `OwnPath`), and what its experts were quantised
+    to here. `doubted`, `one_kind`: see `Report`.
     """
     found = {
         **dict.fromkeys(engine.core.inexact, True),
@@ -26,6 +27,6 @@ def inexact(
         "devices of different kinds": not one_kind,
         "ignored generation settings": bool(request.chooser.ignored),
         "suspect workers": doubted,
-        **dict.fromkeys(unfollowed, True),
+        **dict.fromkeys(of_model, True),
     }
     return [reason for reason, holds in found.items() if holds]

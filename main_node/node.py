@@ -335,8 +335,11 @@ class MainNode:
     def _report(self, request: Request, times: Times, finish: str, complete: bool) -> Report:
         weights, experts = self.weight_bytes, self.store.manifest.expert_bytes
         memory = MainMemory(self.device_bytes, weights, self._predictor_bytes, experts)
-        kernel, unfollowed = self.kernel, self._own_path.unfollowed + self._rotary.unfollowed
-        return build_report(self.engine, request, memory, times, finish, kernel, complete, self.device_text, unfollowed)
+        reasons = [*self._own_path.unfollowed, *self._rotary.unfollowed]
+        if self.store.manifest.quantised_to:
+            reasons.insert(0, f"experts in {self.store.manifest.described}")
+        kernel = self.kernel
+        return build_report(self.engine, request, memory, times, finish, kernel, complete, self.device_text, reasons)
 
     def _finish(self, request: Request, token: int) -> str | None:
         """Append a token to the answer. Returns `Report.finish` if the answer ends there, else None."""

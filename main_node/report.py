@@ -125,7 +125,9 @@ class Report:
     """Why tokens may be others than Transformers': options that change answers (`--router skip`, `--kernel fast`),
     products shared with other requests that may have lost their last bit (`--batch-dense`), tokens read in chunks
     (`--prefill-chunk`), devices of different kinds, settings in `ignored`, outputs of workers that were found to give
-    wrong ones or to round otherwise, and methods of the family's own `generate` that are not followed here."""
+    wrong ones or to round otherwise, methods of the family's own `generate` that are not followed here, and experts
+    that were quantised while their store was made (`experts in int4 of bfloat16, groups of 64`): tokens are then those
+    of the quantised model."""
     read_again: int = 0
     """Times that all tokens so far were read again, as the model's own `generate` does: Phi-MoE once, where its rotary
     factors change."""
@@ -171,10 +173,10 @@ def build_report(
     kernel: str,
     recall_complete: bool,
     device: str = "cpu",
-    unfollowed: Sequence[str] = (),
+    of_model: Sequence[str] = (),
 ) -> Report:
     """Collect the figures of a request from the scheduler and from every node. `device`: the main node's, as in
-    `devices`. `unfollowed`: see `OwnPath`.
+    `devices`. `of_model`: see `inexact`.
 
     Raises RequestFailedError for a request that was closed or failed meanwhile.
     """
@@ -188,7 +190,7 @@ def build_report(
     engine.check(number)
     engine.close_stats(stats)
     one_kind = engine.peers.roster.kinds() <= {kind_of(device)}
-    reasons = inexact(engine, request, kernel, unfollowed, doubted, one_kind)
+    reasons = inexact(engine, request, kernel, of_model, doubted, one_kind)
     recall, activated = stats.overall, stats.overall.activated + stats.unpredicted
     count = len(sequence.tokens)
     return Report(

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from checkpoint.hub import find_model
 from checkpoint.manifest import MANIFEST, OLDEST_FORMAT
 from checkpoint.native.encodings import DEQUANTISED
+from checkpoint.quantisation import Quantisation
 from checkpoint.sharding.partial_store import sweep
 from checkpoint.sharding.source import Source, open_source
 from checkpoint.store import ExpertStore
@@ -162,13 +163,14 @@ def _cache_path(
     from checkpoint.sharding.identity import is_read, structure
     from checkpoint.sharding.shard import checked_plan, store_dtype
 
-    kept_as = "-dequantised" if experts == DEQUANTISED else ""
+    quantisation = Quantisation.of(experts)
+    kept_as = f"-{quantisation.experts}" if quantisation else "-dequantised" if experts == DEQUANTISED else ""
     if (former := _former(source, dtype, kept_as)).is_dir():
         return former
     kind, stored = structure(source.config), store_dtype(source, dtype)
     family = config_from_dict(source.config).model_type
     if not is_read(source, cache_dir() / "weights"):
-        checked_plan(source, stored, check)  # reading takes minutes
+        checked_plan(source, stored, check, experts)  # reading takes minutes
     contents = hashlib.sha256(f"{kind} {_read_weights(source, progress)}".encode()).hexdigest()[:16]
     return cache_dir() / "stores" / f"{family}-{stored}-{contents}{kept_as}"
 

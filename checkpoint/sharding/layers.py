@@ -67,6 +67,7 @@ def write_layers(plan: Conversion, partial: Partial, report: Progress, native: N
                 if parameters is None:
                     parameters = plan.convert(part, tensors)
                     _check_finite(plan, part.layer, parameters)
+                    parameters = native.stored(plan, part, parameters)
                 file = file or _LayerFile(partial.store, _spec(plan, part.layer, parameters))
                 for row in range(part.last - part.first):
                     blobs.write(file, part.first + row, {key: value[row] for key, value in parameters.items()})

@@ -36,6 +36,8 @@ class NativeExperts:
     """The same expert's parameters, as Transformers makes them."""
     because: str = ""
     """Why they are stored dequantised, though they are published in an encoding; else empty."""
+    quantised_from: str = ""
+    """The format or dtype of a checkpoint whose experts are quantised here; else empty."""
 
     @property
     def name(self) -> str:
@@ -70,6 +72,10 @@ class NativeExperts:
                         f"infinite; {cure(plan.source.path)}"
                     )
         return found
+
+    def stored(self, plan: Conversion, part: Part, parameters: Tensors) -> Tensors:
+        """What goes into the blobs of a layer that is not encoded: the parameters of a part's experts."""
+        return parameters
 
 
 def plan_native(plan: Conversion, wanted: bool) -> NativeExperts:
@@ -118,12 +124,19 @@ def _check_alike(plan: Conversion, layer: int) -> None:
             raise Unencodable(f"its experts differ: {target} is in {' and '.join(dtypes)}")
 
 
-def _tried(plan: Conversion, layer: int, encoding: Encoding) -> tuple[Tensors, Tensors]:
-    """The first expert's parameters, and the tensors of its blob, from which they are restored. Raises Unencodable."""
+def first_expert(plan: Conversion, layer: int) -> Part | None:
+    """The first expert of a layer alone. None where experts cannot be separated."""
     found = [group.experts(0, 1, plan.experts(layer)) for group in plan.groups[layer].values()]
     if any(one is None for one in found):
+        return None
+    return Part(layer, 0, 1, {key: place for one in found if one is not None for key, place in one.items()})
+
+
+def _tried(plan: Conversion, layer: int, encoding: Encoding) -> tuple[Tensors, Tensors]:
+    """The first expert's parameters, and the tensors of its blob, from which they are restored. Raises Unencodable."""
+    part = first_expert(plan, layer)
+    if part is None:
         raise Unencodable("its experts cannot be separated")
-    part = Part(layer, 0, 1, {key: place for one in found if one is not None for key, place in one.items()})
     tensors = read(part.places, aligned_buffer(buffer_bytes(part.places)))
     full = plan.convert(part, dict(tensors))
     blob = _encoded(plan, part, tensors, encoding, {key: value.dtype for key, value in full.items()})

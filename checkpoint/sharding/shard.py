@@ -18,6 +18,7 @@ from checkpoint.formats.gguf_blocks import has_encoding
 from checkpoint.formats.published import check_format, published_format
 from checkpoint.manifest import DENSE, FORMAT, MANIFEST, LayerSpec, Manifest
 from checkpoint.native.encodings import DEQUANTISED, NATIVE
+from checkpoint.quantisation import Quantisation
 from checkpoint.sharding.completeness import check_complete
 from checkpoint.sharding.convert import Conversion
 from checkpoint.sharding.dense_files import write_dense
@@ -26,6 +27,7 @@ from checkpoint.sharding.identity import is_made_of, weights_digest
 from checkpoint.sharding.layers import full_tensors, planned_layer, write_layers
 from checkpoint.sharding.native_experts import plan_native
 from checkpoint.sharding.partial_store import Partial, Progress, begun
+from checkpoint.sharding.quantised_experts import check_quantisable, plan_quantised
 from checkpoint.sharding.source import Source, verify_bytes
 from checkpoint.store import ExpertStore
 from scheduler.errors import CheckpointError, CorruptCheckpointError, StoreMismatchError, StoreWriteError
@@ -51,7 +53,8 @@ def make_store(
     """Write the expert store of a checkpoint. `dtype` is the experts'; None for the checkpoint's.
 
     `experts`: `native` keeps quantised experts in their published numbers, where an encoding has them
-    (`checkpoint/native/`); `dequantised` does not. None: native, and a store that is there may have either.
+    (`checkpoint/native/`); `dequantised` does not; `int4` and `int8` quantise plain ones, in groups of 64 inputs or,
+    as `int4-32`, of others (`checkpoint/quantisation.py`). None: native, and a store that is there may have any.
 
     An existing store of the same weights and dtype is returned unchanged. Layers that an interrupted run finished
     are kept. `progress(what, done, total)` reports verify, wait, resume, experts and dense. `check` gets the checkpoint
@@ -66,9 +69,9 @@ def make_store(
         if found := _there(source, target, name, experts):
             return Made(found, False, 0)
         report = progress or (lambda what, done, total: None)
-        plan = checked_plan(source, name, check)
+        plan = checked_plan(source, name, check, experts)
         identity = {"format": FORMAT, "fingerprint": source.fingerprint, "files": source.stamp, "dtype": name}
-        identity["experts"] = experts or NATIVE
+        identity["experts"] = _as_kept(experts) or NATIVE
         if not begun(target, identity):
             report("verify", 0, 1)
             _verified(source, report)
@@ -77,7 +80,7 @@ def make_store(
         if partial is None:
             return Made(check_same(ExpertStore.open(target), source, name, experts), False, 0)
         manifest = Manifest(FORMAT, fingerprint, plan.model.config.model_type, name, source.config, {}, {})
-        resumed = _fill(plan, partial, identity, manifest, report, experts != DEQUANTISED)
+        resumed = _fill(plan, partial, identity, manifest, report, experts)
     except OSError as error:
         raise StoreWriteError(f"cannot write the store {target}: {_reason(error)}; choose another place") from error
     return Made(check_same(ExpertStore.open(target), source, name, experts), True, resumed)
@@ -91,8 +94,11 @@ def store_dtype(source: Source, dtype: str | None) -> str:
     return family.dtype_name(family.parse_dtype(dtype) if dtype else family.stored_dtype(config, source.dtype))
 
 
-def checked_plan(source: Source, dtype: str, check: Callable[[Source], None] | None = None) -> Conversion:
-    """How a checkpoint becomes a store. It holds what its family needs; `check` has seen it. Reads headers only.
+def checked_plan(
+    source: Source, dtype: str, check: Callable[[Source], None] | None = None, experts: str | None = None
+) -> Conversion:
+    """How a checkpoint becomes a store. It holds what its family needs, and `experts` can be kept so; `check` has seen
+    it. Reads headers only.
 
     Raises CheckpointError.
     """
@@ -100,9 +106,17 @@ def checked_plan(source: Source, dtype: str, check: Callable[[Source], None] | N
     plan = (GgufConversion if source.gguf else Conversion)(source, family.meta_model(config, family.parse_dtype(dtype)))
     check_complete(plan)
     family.shape_of(config, plan.layers, max(map(plan.experts, plan.layers)))
+    if quantisation := Quantisation.of(experts):
+        check_quantisable(plan, quantisation)
     if check is not None:
         check(source)
     return plan
+
+
+def _as_kept(experts: str | None) -> str:
+    """`experts` with the group that is meant; empty for None."""
+    quantisation = Quantisation.of(experts)
+    return quantisation.experts if quantisation else experts or ""
 
 
 def _verified(source: Source, report: Progress) -> None:
@@ -126,17 +140,30 @@ def check_same(store: ExpertStore, source: Source | None, dtype: str | None, exp
             f"the store at {store.path} holds {manifest.dtype} experts, not {dtype}; "
             f"make another with: odmoe shard {source.path if source else 'MODEL'} STORE --dtype {dtype}"
         )
-    kept = _kept(manifest, store.path, source)
-    if experts and kept not in ("", experts):
-        raise StoreMismatchError(
-            f"the store at {store.path} holds {kept} experts, not {experts}; make another with: odmoe shard "
-            f"{source.path if source else 'MODEL'} STORE --experts {experts}"
-        )
+    if experts:
+        _check_kept(store, source, experts)
     return store
 
 
+def _check_kept(store: ExpertStore, source: Source | None, experts: str) -> None:
+    """Raises StoreMismatchError unless a store has kept its experts so."""
+    manifest, wanted = store.manifest, Quantisation.of(experts)
+    kept = _kept(manifest, store.path, source)
+    if kept == _as_kept(experts) or not (kept or wanted):
+        return
+    held = f"experts in {manifest.described}" if manifest.quantised_to else f"{kept or manifest.dtype} experts"
+    asked, flags = (wanted.described, wanted.flags) if wanted else (experts, f"--experts {experts}")
+    raise StoreMismatchError(
+        f"the store at {store.path} holds {held}, not {asked}; make another with: odmoe shard "
+        f"{source.path if source else 'MODEL'} STORE {flags}"
+    )
+
+
 def _kept(manifest: Manifest, path: Path, source: Source | None) -> str:
-    """How a store keeps the experts of a checkpoint that has an encoding; empty where there is no choice."""
+    """How a store keeps the experts of a checkpoint that has an encoding, or to what it has quantised them; empty where
+    there is no choice."""
+    if manifest.quantised_to:
+        return manifest.quantised_to
     if manifest.encoding:
         return NATIVE
     found = published_format(manifest.config, path)
@@ -163,7 +190,7 @@ def _fill(
     identity: dict[str, Any],
     manifest: Manifest,
     report: Progress,
-    keep_native: bool,
+    experts: str | None,
 ) -> int:
     """Write what is missing and publish. Returns the number of resumed layers. Raises OSError, ODMoEError."""
     planned: dict[int, LayerSpec] = {}
@@ -173,7 +200,8 @@ def _fill(
         report(what, done, total)
 
     try:
-        native = plan_native(plan, keep_native)
+        quantisation = Quantisation.of(experts)
+        native = plan_quantised(plan, quantisation) if quantisation else plan_native(plan, experts != DEQUANTISED)
         planned.update({layer: planned_layer(plan, layer, native) for layer in plan.layers})
         partial.resume(identity, planned, beat)
         resumed = len(partial.layers)
@@ -191,6 +219,8 @@ def _fill(
             encoding=native.name,
             full=full_tensors(plan, native),
             plain_because=native.because,
+            quantised_from=native.quantised_from,
+            quantised_to=quantisation.experts if quantisation else "",
         )
         partial.publish(finished.to_json())
     except BaseException as error:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from checkpoint.formats.settings import dtype_of, quantisation_method, quantisation_settings
+from checkpoint.quantisation import Quantisation
 from checkpoint.sizes.dynamic_bits import dynamic_bits
 from checkpoint.sizes.integer_groups import integer_groups
 from scheduler.errors import UnsupportedFormatError
@@ -75,9 +76,20 @@ def with_native_experts(size: ModelSize, fields: Mapping[str, Any], native_bits:
             bits = 8 * size.item_bytes if left_out < size.layers else 0
     if not bits:
         return size
+    return _restoring(size, experts, bits, _SCRATCH_BYTES.get(method or "", _OTHER_SCRATCH_BYTES))
+
+
+def _restoring(size: ModelSize, experts: _Experts, bits: float, scratch: float) -> ModelSize:
+    """`scratch`: bytes for each value that is restored at a time."""
     piece = min(_PIECE, experts.up_rows * experts.hidden)
-    scratch = piece * _SCRATCH_BYTES.get(method or "", _OTHER_SCRATCH_BYTES)
-    return replace(size, native_bits=bits, restoring_scratch=round(scratch))
+    return replace(size, native_bits=bits, restoring_scratch=round(piece * scratch))
+
+
+def with_quantised_experts(size: ModelSize, quantisation: Quantisation) -> ModelSize:
+    """The size of a store that quantises them. As it is where an expert is none of three matrices, or of two."""
+    experts = _experts(size)
+    bits = quantisation.bits_of(experts.hidden, experts.inner, experts.up_rows) if experts else 0.0
+    return _restoring(size, experts, bits, _OTHER_SCRATCH_BYTES) if experts and bits else size
 
 
 def store_bits(manifest: Mapping[str, Any]) -> float:
@@ -102,7 +114,7 @@ def _published_bits(method: str, settings: dict[str, Any], fields: Mapping[str, 
     """Of an element of an expert, by the settings of its format; 0 where it is stored dequantised."""
     if method in _SCALE_BITS:
         block = _block(method, settings)
-        if _expert_dtype(fields, settings) not in (None, "fp8") or block is None or not _divides(block, experts):
+        if expert_dtype(fields) not in (None, "fp8") or block is None or not _divides(block, experts):
             return 0.0
         return (4 if method == "mxfp4" else 8) + _SCALE_BITS[method] / (block[0] * block[1])
     groups = integer_groups(method, settings)
@@ -126,10 +138,11 @@ def _experts(size: ModelSize) -> _Experts | None:
     return None
 
 
-def _expert_dtype(fields: Mapping[str, Any], settings: dict[str, Any]) -> Any:
+def expert_dtype(fields: Mapping[str, Any]) -> Any:
     """As DeepSeek-V4 names it, in either place."""
-    text = fields.get("text_config")
+    settings, text = quantisation_settings(fields), fields.get("text_config")
     inner = text.get("expert_dtype") if isinstance(text, dict) else None
+    settings = settings if isinstance(settings, dict) else {}
     return settings.get("expert_dtype") or fields.get("expert_dtype") or inner
 
 

@@ -16,13 +16,16 @@ from checkpoint.formats.settings import (
     without_quantisation,
 )
 from checkpoint.hub import find_model
+from checkpoint.quantisation import Quantisation
 from checkpoint.sizes.configured_size import configured_size
-from checkpoint.sizes.native_size import store_bits, with_native_experts
+from checkpoint.sizes.native_size import expert_dtype, store_bits, with_native_experts, with_quantised_experts
 from scheduler.errors import CheckpointError, MissingShardError
 from scheduler.types import ModelSize
 
 _CONFIG = "config.json"
 _STORE = "manifest.json"
+QUANTISABLE = ("fp8", "mxfp8", "bitsandbytes")
+"""Formats whose experts may be in 8 bits, or not quantised."""
 
 
 class Described(NamedTuple):
@@ -132,7 +135,8 @@ def model_of(
     native_bits: float = 0.0,
 ) -> ModelSize:
     """Without torch where the configuration alone gives the sizes. `experts`: how a store keeps those of a quantised
-    model; None for native. `aligned`: there is a shadow, whose KV rows are aligned. `native_bits`: see `Described`.
+    model, or to what it quantises them; None for native. `aligned`: there is a shadow, whose KV rows are aligned.
+    `native_bits`: see `Described`.
 
     Raises CheckpointError, NotMoEError, UnsupportedFamilyError or ConfigError.
     """
@@ -141,7 +145,28 @@ def model_of(
     if quantisation_settings(fields) and dtype is None and not names_dtype(fields):
         dtype = "bfloat16"  # as published models are computed
     found = configured_size(plain, dtype, context, label) or _count_sizes(plain, dtype, context, label, aligned)
+    if quantisation := Quantisation.of(experts):
+        _check_quantisable(label, plain, fields, native_bits, quantisation)
+        return with_quantised_experts(found, quantisation)
     return found if experts == "dequantised" else with_native_experts(found, fields, native_bits)
+
+
+def _check_quantisable(
+    label: str, plain: dict[str, Any], fields: dict[str, Any], native_bits: float, quantisation: Quantisation
+) -> None:
+    """Raises UnsupportedFormatError for what `odmoe shard --experts int4` refuses."""
+    import torch
+
+    from checkpoint import family
+    from checkpoint.sharding.quantised_experts import check_layout, quantised_already
+
+    settings = quantisation_settings(fields)
+    method = str(settings.get("quant_method", "")) if isinstance(settings, dict) else ""
+    if native_bits or (method and method not in QUANTISABLE) or expert_dtype(fields) not in (None, "fp8"):
+        raise quantised_already(Path(label), method or "GGUF", quantisation)
+    config = family.config_from_dict(plain)
+    for name, module in family.experts_modules(family.meta_model(config, torch.bfloat16)).values():
+        check_layout(module, family.expert_parameters(name, module), config.model_type, quantisation)
 
 
 def _count_sizes(fields: dict[str, Any], dtype: str | None, context: int, label: str, aligned: bool) -> ModelSize:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from checkpoint.quantisation import BITS, DEFAULT_GROUP, GROUPS, Quantisation
 from odmoe.commands.shared.options import Json, LibrariesDebug, ResultOnly
 from odmoe.settings.declarations import DTYPES, EXPERTS
 from odmoe.settings.settings import Settings
@@ -54,6 +55,15 @@ def shard(
             metavar="TEXT",
         ),
     ] = None,
+    group: Annotated[
+        int | None,
+        typer.Option(
+            help=f"Weights with a scale of their own, for int4 and int8: {', '.join(map(str, GROUPS))} "
+            f"(default: {DEFAULT_GROUP})",
+            show_default=False,
+            metavar="N",
+        ),
+    ] = None,
     forms: Annotated[
         str | None,
         typer.Option(
@@ -75,6 +85,12 @@ def shard(
         raise ConfigError(f"--dtype is {dtype!r}; allowed: {', '.join(DTYPES)}")
     if experts is not None and experts not in EXPERTS:
         raise ConfigError(f"--experts is {experts!r}; allowed: {', '.join(EXPERTS)}")
+    if group is not None:
+        if experts not in BITS:
+            raise ConfigError(f"--group is {group}; it is for --experts {' and '.join(BITS)}")
+        if group not in GROUPS:
+            raise ConfigError(f"--group is {group}; allowed: {', '.join(map(str, GROUPS))}")
+        experts = Quantisation(experts, group).experts
     form_names = [name.strip() for name in forms.split(",")] if forms else []
     run_shard(model, store, Output(as_json, quiet, debug), dtype, form_names, verify, experts)
 
@@ -91,7 +107,8 @@ def run_shard(
     """Make the store of a model at `store` unless it is there, add `forms` to it, and show what it holds.
 
     `verify`: read every byte back from the disk. A store that has changed since it was last read is verified in any
-    case. One that this call writes need not be: its checksums are of the bytes that were written.
+    case. One that this call writes need not be: its checksums are of the bytes that were written. `experts`: as for
+    `checkpoint.sharding.shard.make_store`, with a group or without.
     Raises ConfigError, CheckpointError, StoreError.
     """
     from checkpoint.family import parse_dtype

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -15,6 +16,8 @@ from odmoe.clusters.process import prepare_libraries, prepare_process
 from odmoe.commands.shared.flags import with_settings
 from odmoe.commands.shared.options import Debug, Json, Quiet
 from odmoe.commands.shared.prompts import read_prompts
+from odmoe.commands.shared.quality_run import LEAST_TEXT, TEXT_TOKENS, run_quality
+from odmoe.commands.texts import quality_text
 from odmoe.commands.texts.verify_text import as_text
 from odmoe.settings.derived import VERIFY_FLAGS
 from odmoe.settings.settings import Settings
@@ -27,6 +30,7 @@ from scheduler.errors import ConfigError, CorruptCheckpointError, PromptError
 if TYPE_CHECKING:
     import torch
 
+    from checkpoint.store import ExpertStore
     from odmoe.commands.shared.comparison import Answer
 
 SAMPLES = 3
@@ -46,6 +50,21 @@ def verify(
     tokens: Annotated[
         int, typer.Option("-n", "--tokens", help="Tokens of each answer (default: 32)", show_default=False, metavar="N")
     ] = 32,
+    quality: Annotated[
+        bool,
+        typer.Option("--quality", help="Compare perplexity on a text instead, for quantised experts", metavar=""),
+    ] = False,
+    text: Annotated[
+        Path | None,
+        typer.Option(
+            help="Text for --quality (default: problems and sonnets that come with it)",
+            show_default=False,
+            metavar="PATH",
+        ),
+    ] = None,
+    text_tokens: Annotated[
+        int, typer.Option(help="Most tokens of it (default: 20000)", show_default=False, metavar="N")
+    ] = TEXT_TOKENS,
     config: Annotated[
         str | None,
         typer.Option("--config", help="YAML file of settings, as for generate", show_default=False, metavar="PATH"),
@@ -61,6 +80,8 @@ def verify(
     The exit code is 0 if tokens are equal, and logits up to rounding; otherwise 1.
 
     A system that is approximate by design is reported as such, with exit code 0.
+
+    With --quality: perplexity of the store's model and of the checkpoint, and KL divergence. The exit code is 0.
     """
     settings = effective(flags | {"model": model}, config).settings
     if tokens < 1:
@@ -70,6 +91,12 @@ def verify(
             f"--cluster is {settings.cluster!r}; allowed for verify: embedded, local (the reference needs the whole "
             "model on this machine)"
         )
+    if text_tokens < LEAST_TEXT:
+        raise ConfigError(f"--text-tokens is {text_tokens}; allowed: {LEAST_TEXT}, {LEAST_TEXT + 1}, ...")
+    if quality:
+        measured = run_quality(settings, text, text_tokens, Terminal(quiet, debug))
+        print(json.dumps(dataclasses.asdict(measured)) if as_json else quality_text.as_text(measured))
+        return
     given = prompt is not None or prompts is not None
     texts = read_prompts(prompt, prompts) if given else training_prompts()["problems"][:SAMPLES]
     if not run_verify(settings, texts, tokens, as_json, Terminal(quiet, debug)):
@@ -140,7 +167,7 @@ def run_verify(settings: Settings, prompts: list[str], tokens: int, as_json: boo
         cluster=settings.cluster,
         dtype=store.manifest.dtype,
         device=str(device),
-        approximate=" and ".join(filter(None, (_by_design(settings), _by_devices([report for _, report in answers])))),
+        approximate=" and ".join(filter(None, (_by_design(settings, store), _by_devices([one for _, one in answers])))),
         prompts=[
             compare(got, wanted, store.manifest.dtype) for (got, _), wanted in zip(answers, expected, strict=True)
         ],
@@ -227,9 +254,11 @@ def answer(cluster: Any, prompt: list[int], tokens: int, step: Step = lambda: No
     return Answer(list(report.token_ids), logits if main is not None else None), report
 
 
-def _by_design(settings: Settings) -> str:
+def _by_design(settings: Settings, store: ExpertStore) -> str:
     """Why answers may differ from Transformers'; empty where they may not."""
     changing = [f"{field} {name}" for field, name in settings.inexact.items()]
+    if store.manifest.quantised_to:
+        changing.append(f"experts in {store.manifest.described}")
     if not changing:
         return ""
     return f"{' and '.join(changing)} {'changes' if len(changing) == 1 else 'change'} answers by design"

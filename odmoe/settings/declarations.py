@@ -22,7 +22,7 @@ SHADOWS = ("fp16", "int8", "nf4", "none")
 LOADERS = ("disk", "memory", "cuda")
 LOAD_CHECKS = ("auto", "all", "none")
 DTYPES = ("float32", "bfloat16", "float16")
-EXPERTS = ("native", "dequantised")
+EXPERTS = ("native", "dequantised", "int4", "int8")
 KERNELS = ("exact", "fast")
 ROLES = ("main", "shadow", "worker")
 CUDA = "cuda"
@@ -63,7 +63,7 @@ class Declarations(SystemSettings):
     experts: str | None = one_of(
         None,
         EXPERTS,
-        "How a new store keeps the experts of a quantised model (default: native, as published)",
+        "How a new store keeps experts: as published (native), dequantised, or quantised here (default: native)",
         heading="Model",
         fixed="running",
         from_cluster=True,

@@ -1,4 +1,4 @@
-"""Answer quality that needs no judge: the tokens of Transformers, perplexity, and GSM8K's final answers.
+"""Answer quality that needs no judge: the tokens of Transformers, held-out text, and GSM8K's final answers.
 
 Perplexity of a cluster is that of its decode passes. A main node keeps the logits of a pass's last token only, so each
 window's first token is the prompt and every other one is forced: whatever the logits say, the text's own token comes
@@ -7,7 +7,6 @@ next. Attention, shadow, predictions, loads and experts are those of any answer.
 
 from __future__ import annotations
 
-import math
 import re
 from decimal import Decimal
 from typing import Any
@@ -54,12 +53,6 @@ def agreement(found: list[list[int]], expected: list[list[int]]) -> tuple[int, i
     return sum(a == b for a, b in pairs), len(pairs)
 
 
-def windows(ids: list[int], length: int) -> list[list[int]]:
-    """Pieces of at most `length` tokens. Each begins with the last token of the one before, which it is not asked
-    about: so every token but the first is asked about once."""
-    return [ids[start : start + length] for start in range(0, len(ids) - 1, length - 1)]
-
-
 def held_out(tokenizer: Any, tokens: int) -> list[int]:
     """Half of it GSM8K problems with solutions, from the end of the file; half of it sonnets."""
     begin: list[int] = tokenizer("")["input_ids"]
@@ -73,17 +66,6 @@ def held_out(tokenizer: Any, tokens: int) -> list[int]:
     if short:
         raise SystemExit(f"--text-tokens is {tokens}; there are {2 * short[0]}")
     return begin + halves[0][:half] + halves[1][: tokens - len(begin) - half]
-
-
-def losses(logits: torch.Tensor, window: list[int]) -> list[float]:
-    """Nats of each token but the first; `logits` [T or T - 1, V], row n saying what follows token n."""
-    chosen = torch.tensor(window[1:])
-    scores = torch.log_softmax(logits[: len(chosen)].double(), dim=-1)
-    return [-float(row[token]) for row, token in zip(scores, chosen.tolist(), strict=True)]
-
-
-def perplexity(nats: list[float]) -> float:
-    return math.exp(sum(nats) / len(nats))
 
 
 class Forced:

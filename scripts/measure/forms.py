@@ -28,6 +28,7 @@ from checkpoint.forms import FORMS, GROUP, restore
 from checkpoint.sharding.form_files import add_forms
 from checkpoint.store import ExpertStore
 from odmoe.clusters.process import prepare_libraries
+from odmoe.quality.passages import losses, perplexity, windows
 from odmoe.stores import prepare_store
 from odmoe.text import load_tokenizer
 from scheduler.policies.importance import shares
@@ -35,7 +36,7 @@ from scheduler.policies.precision import Importance, Popular
 from scripts.lib.flags import script_parser
 from scripts.lib.paths import DEMO, ROOT
 from scripts.lib.provenance import header, save_rows
-from scripts.lib.quality import held_out, losses, perplexity, windows
+from scripts.lib.quality import held_out
 from scripts.lib.tables import Column, text_table
 
 ALLOWED_LOSS = 0.01

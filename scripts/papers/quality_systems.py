@@ -17,6 +17,7 @@ import statistics
 import sys
 from typing import Any
 
+from odmoe.quality.passages import losses, perplexity, windows
 from scripts.lib import quality
 from scripts.lib.bench import Bench, parse_system_flags, system_flags
 from scripts.lib.clusters import KeptCluster, answer
@@ -90,10 +91,10 @@ class Measure:
         """Nats of each token of the second half of each window."""
         ids = quality.held_out(self._bench.opened(model)[1], self._args.text_tokens)
         nats: list[float] = []
-        for window in quality.windows(ids, self._args.window):
+        for window in windows(ids, self._args.window):
             given = len(window) // 2
             if given:
-                nats += quality.losses(logits(window, given), window[given - 1 :])
+                nats += losses(logits(window, given), window[given - 1 :])
         return {"nats": nats}
 
 
@@ -145,7 +146,7 @@ def _perplexity(nats: list[float], truth: list[float]) -> dict[str, Any]:
     more = [a - b for a, b in zip(nats, truth, strict=True)]
     error = 1.96 * statistics.stdev(more) / math.sqrt(len(more))
     return {
-        "perplexity": quality.perplexity(nats),
+        "perplexity": perplexity(nats),
         "scored_tokens": len(nats),
         "perplexity_ratio": math.exp(statistics.mean(more)),
         "ratio_error": error,

@@ -15,7 +15,6 @@ from checkpoint.native.parameters import ExpertParameters
 from checkpoint.sharding import convert, quantised_weight
 from checkpoint.sharding.source import open_source
 from checkpoint.store import ExpertStore
-from odmoe.settings.declarations import EXPERTS
 from support.cases import slow_except
 from support.models import families, packed, published
 from support.models.checkpoints import build
@@ -197,6 +196,7 @@ PACKED = (
 )
 
 
+EXPERTS = ("native", "dequantised")
 DEQUANTISED_TOO = (deepseek_v4, gpt_oss, awq)
 """Those whose clusters answer from dequantised experts, too. Other stores of these are computed with as packed ones
 are: their experts and their dense part are compared bit for bit."""

@@ -16,6 +16,7 @@ from odmoe.commands.shard import run_shard
 from odmoe.terminal import Output
 from odmoe.text import load_tokenizer
 from scheduler.errors import ConfigError, CorruptStoreError, NoTokenizerError, StoreMismatchError, StoreWriteError
+from support.machines.cli import CommandLine
 
 
 @pytest.fixture(autouse=True)
@@ -64,6 +65,19 @@ def test_a_store_that_was_complete_is_called_so(tiny: Path, tmp_path: Path, caps
     assert title() == "expert store (already complete)"
     assert title("int4") == "expert store"
     assert title("int4") == "expert store (already complete)"
+
+
+def test_experts_in_groups(cli: CommandLine, demo: Path, tmp_path: Path) -> None:
+    made = cli("shard", str(demo), str(tmp_path / "store"), "--experts", "int8", "--group", "32", "--json")
+    assert json.loads(made.out)["encoding"] == "int8 of bfloat16, groups of 32"
+    for flags, words in (
+        (("--group", "32"), "--group is 32; it is for --experts int4 and int8"),
+        (("--experts", "int4", "--group", "48"), "--group is 48; allowed: 32, 64, 128"),
+        (("--experts", "int8"), "experts in int8 of bfloat16, groups of 32, not int8 in groups of 64"),
+    ):
+        refused = cli("shard", str(demo), str(tmp_path / "store"), *flags)
+        assert refused.code != 0
+        assert words in " ".join(refused.err.split())
 
 
 @pytest.mark.parametrize("fresh", [True, False])

@@ -1,9 +1,8 @@
-"""Answer extraction against cases made by hand; perplexity against Transformers' own loss."""
+"""Answer extraction against cases made by hand, and texts that a cluster is forced through."""
 
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Callable
 from decimal import Decimal
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+from odmoe.quality.passages import losses
 from scripts.lib import quality
 from support.paths import ROOT
 
@@ -70,15 +70,6 @@ def test_an_answer_ends_before_its_first_end_of_sequence() -> None:
     assert quality.until_end([5, 6], {1}) == [5, 6]
 
 
-@pytest.mark.parametrize("count", [2, 3, 9, 10, 11, 19, 100])
-@pytest.mark.parametrize("length", [2, 3, 10])
-def test_windows_ask_about_each_token_but_the_first_once(count: int, length: int) -> None:
-    ids = list(range(count))
-    found = quality.windows(ids, length)
-    assert [token for window in found for token in window[1:]] == ids[1:]
-    assert all(2 <= len(window) <= length for window in found)
-
-
 @pytest.fixture(scope="module")
 def model(demo: Path) -> Any:
     from transformers import AutoModelForCausalLM
@@ -91,18 +82,6 @@ def text(demo: Path) -> list[int]:
     from transformers import AutoTokenizer
 
     return quality.held_out(AutoTokenizer.from_pretrained(demo), 60)
-
-
-def test_perplexity_is_that_of_transformers_own_loss(model: Any, text: list[int]) -> None:
-    nats, expected = [], []
-    for window in quality.windows(text, 24):
-        ids = torch.tensor([window])
-        with torch.inference_mode():
-            out = model(input_ids=ids, labels=ids)
-        expected += [float(out.loss)] * (len(window) - 1)
-        nats += quality.losses(out.logits[0], window)
-    assert len(nats) == 59
-    assert math.log(quality.perplexity(nats)) == pytest.approx(sum(expected) / 59, rel=1e-6)
 
 
 def test_held_out_text_is_half_problems_half_sonnets(demo: Path, text: list[int]) -> None:
@@ -133,7 +112,7 @@ def test_a_cluster_that_is_forced_through_a_text(
     finally:
         cluster.close()
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
-    assert quality.losses(found, window) == pytest.approx(quality.losses(expected, window), abs=1e-4)
+    assert losses(found, window) == pytest.approx(losses(expected, window), abs=1e-4)
 
 
 @pytest.mark.slow

@@ -77,7 +77,7 @@ def wait_until(ready: Callable[[], object]) -> None:
         time.sleep(0.0005)
 
 
-def stop_after(source: Source, target: Path, layers: int, dtype: str | None = None) -> None:
+def stop_after(source: Source, target: Path, layers: int, dtype: str | None = None, experts: str | None = None) -> None:
     """A run that is interrupted when `layers` layers are finished."""
     add = Partial.add_layer
 
@@ -89,7 +89,7 @@ def stop_after(source: Source, target: Path, layers: int, dtype: str | None = No
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Partial, "add_layer", stopping)
         with pytest.raises(KeyboardInterrupt):
-            shard(source, target, dtype)
+            shard(source, target, dtype, experts=experts)
 
 
 class StoreMaker:

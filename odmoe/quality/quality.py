@@ -1,0 +1,169 @@
+"""What quantised experts cost: perplexity of a store's model and of its checkpoint on the same text, and how far apart
+their predictions are.
+
+Both are Transformers' own model, whose experts are replaced by the store's in between: the engine's answers have the
+bits of that model. Intervals are of 95 %, by bootstrap over passages, which are drawn together for both models.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from checkpoint.direct_io import open_direct, read_at, room_for
+from checkpoint.family import expert_parameters, experts_modules
+from checkpoint.native.parameters import ExpertParameters
+from checkpoint.store import ExpertStore
+from checkpoint.tensors import aligned_buffer
+from odmoe.quality.passages import divergence, losses
+from scheduler.errors import ConfigError
+
+DRAWS = 2000
+_TAILS = (0.025, 0.975)
+
+Step = Callable[[], None]
+Interval = tuple[float, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Quality:
+    """Of a store's model beside its checkpoint's."""
+
+    model: str
+    dtype: str
+    experts: str
+    """How the store keeps them, in words."""
+    text: str
+    passages: int
+    tokens: int
+    """That were asked about."""
+    original_perplexity: float
+    perplexity: float
+    ratio: float
+    """`perplexity` over `original_perplexity`."""
+    ratio_interval: Interval
+    divergence: float
+    """KL(original || store), nats a token."""
+    divergence_interval: Interval
+    same_best: float
+    """The share of places at which both models think the same token most probable."""
+
+
+@dataclass(frozen=True, slots=True)
+class Passage:
+    """Sums over the tokens of a passage that were asked about."""
+
+    tokens: int
+    original_nats: float
+    nats: float
+    divergence: float
+    same_best: int
+
+
+def measure(model: Any, store: ExpertStore, passages: Sequence[list[int]], step: Step = lambda: None) -> list[Passage]:
+    """`model`: Transformers' own, of the checkpoint. Afterwards it has the store's experts. `step` is called twice a
+    passage.
+
+    The logits of the original, tokens times vocabulary in the model's dtype, lie in a temporary file meanwhile. Raises
+    ConfigError where there is no room for it, StoreError.
+    """
+    rows = sum(len(passage) - 1 for passage in passages)
+    first = logits_of(model, passages[0])
+    step()
+    with _kept((rows, first.shape[1]), first.dtype) as kept:
+        places = kept.split([len(passage) - 1 for passage in passages])
+        places[0].copy_(first)
+        for place, passage in zip(places[1:], passages[1:], strict=True):
+            place.copy_(logits_of(model, passage))
+            step()
+        load_experts(model, store)
+        found = []
+        for place, passage in zip(places, passages, strict=True):
+            found.append(_compared(place, logits_of(model, passage), passage))
+            step()
+    return found
+
+
+def logits_of(model: Any, passage: list[int]) -> torch.Tensor:
+    """What follows each token of a passage but the last: [T - 1, V], on the CPU."""
+    with torch.inference_mode():
+        found: torch.Tensor = model(torch.tensor([passage], device=model.device), use_cache=False).logits
+    return found[0, :-1].cpu()
+
+
+def load_experts(model: Any, store: ExpertStore) -> None:
+    """Replace the experts of Transformers' model by those of a store. Raises StoreError, OSError."""
+    restored = ExpertParameters(store.manifest, threads=torch.get_num_threads())
+    for layer, (name, module) in experts_modules(model).items():
+        held = expert_parameters(name, module)
+        for expert in range(len(store.manifest.layers[layer].blobs)):
+            for key, value in restored.of(_blob(store, layer, expert), layer).items():
+                held[key].data[expert].copy_(value)
+
+
+def _blob(store: ExpertStore, layer: int, expert: int) -> torch.Tensor:
+    file, blob = store.locate(layer, expert)
+    descriptor = open_direct(file, os.O_RDONLY)
+    try:
+        return read_at(descriptor, blob.offset, blob.length, aligned_buffer(room_for(blob.offset, blob.length)))
+    finally:
+        os.close(descriptor)
+
+
+@contextlib.contextmanager
+def _kept(shape: tuple[int, int], dtype: torch.dtype) -> Iterator[torch.Tensor]:
+    """A tensor in a temporary file. Raises ConfigError where the disk has no room."""
+    count = shape[0] * shape[1]
+    nbytes = count * dtype.itemsize
+    with tempfile.NamedTemporaryFile(prefix="odmoe-logits-") as file:
+        try:
+            os.posix_fallocate(file.fileno(), 0, nbytes)
+        except OSError as error:
+            raise ConfigError(
+                f"the logits of {shape[0]} tokens take {nbytes:,} bytes, for which {tempfile.gettempdir()} has no room "
+                f"({error.strerror}); lower --text-tokens, or set TMPDIR to another folder"
+            ) from error
+        yield torch.from_file(file.name, shared=True, size=count, dtype=dtype).view(shape)
+
+
+def _compared(original: torch.Tensor, logits: torch.Tensor, passage: list[int]) -> Passage:
+    return Passage(
+        len(passage) - 1,
+        sum(losses(original, passage)),
+        sum(losses(logits, passage)),
+        float(divergence(original, logits).sum()),
+        int((original.argmax(-1) == logits.argmax(-1)).sum()),
+    )
+
+
+def as_quality(passages: Sequence[Passage], **of: str) -> Quality:
+    """`of`: the fields of `Quality` in words."""
+    sums = torch.tensor([[p.tokens, p.original_nats, p.nats, p.divergence, p.same_best] for p in passages]).double()
+    tokens, original, ours, apart, same = sums.sum(0).tolist()
+    drawn = torch.randint(len(sums), (DRAWS, len(sums)), generator=torch.Generator().manual_seed(0))
+    draws = sums[drawn].sum(1)  # [DRAWS, 5]
+    ratios, divergences = ((draws[:, 2] - draws[:, 1]) / draws[:, 0]).exp(), draws[:, 3] / draws[:, 0]
+    exp = torch.tensor([original / tokens, ours / tokens, (ours - original) / tokens]).double().exp().tolist()
+    return Quality(
+        **of,
+        passages=len(passages),
+        tokens=int(tokens),
+        original_perplexity=exp[0],
+        perplexity=exp[1],
+        ratio=exp[2],
+        ratio_interval=_interval(ratios),
+        divergence=apart / tokens,
+        divergence_interval=_interval(divergences),
+        same_best=same / tokens,
+    )
+
+
+def _interval(draws: torch.Tensor) -> Interval:
+    low, high = draws.quantile(torch.tensor(_TAILS, dtype=draws.dtype)).tolist()
+    return low, high
