@@ -258,7 +258,7 @@ def _by_design(settings: Settings, store: ExpertStore) -> str:
     """Why answers may differ from Transformers'; empty where they may not."""
     changing = [f"{field} {name}" for field, name in settings.inexact.items()]
     if store.manifest.quantised_to:
-        changing.append(f"experts in {store.manifest.described}")
+        changing.append(f"quantisation ({store.manifest.described})")
     if not changing:
         return ""
     return f"{' and '.join(changing)} {'changes' if len(changing) == 1 else 'change'} answers by design"
