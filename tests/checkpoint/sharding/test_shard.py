@@ -13,7 +13,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file
 
-from checkpoint.sharding import convert, dense_files
+from checkpoint.sharding import convert, dense_files, group
 from checkpoint.sharding.shard import check_same
 from checkpoint.sharding.source import open_source
 from checkpoint.store import ExpertStore
@@ -142,7 +142,7 @@ def test_experts_that_cannot_be_told_apart_are_converted_together(
 ) -> None:
     """As by an operation of a family that is not known to leave experts apart."""
     monkeypatch.setattr(convert, "_PART_BYTES", 1)
-    monkeypatch.setattr(convert, "_leaves_rows", lambda rule: False)
+    monkeypatch.setattr(group, "_leaves_rows", lambda rule: False)
     store = shard(open_source(layouts["old names"]), tmp_path / "store")
     assert store.manifest.layers == store_of(layouts["old names"], "float32").manifest.layers
 
