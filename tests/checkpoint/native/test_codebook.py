@@ -18,6 +18,7 @@ ENCODING = ENCODINGS[CODEBOOK]
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 
+@pytest.mark.slow
 @given(
     bits=st.sampled_from([2, 4, 8]),
     groups=st.sampled_from([(1, 8), (3, 16), (5, 8), (9, 32), (300, 8)]),
