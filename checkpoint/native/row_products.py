@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from checkpoint.family import dtype_name
+from checkpoint.native.codebook import TABLE, Codebook
 from checkpoint.native.encoding import CODES, SCALES, Encoding, Parts
 from checkpoint.native.fp8 import Fp8
 from checkpoint.native.integers import MINIMUM_UNITS, MINIMUMS, ORDER, SCALE_UNITS, ZEROS, Integers
@@ -59,7 +60,7 @@ def row_products(
         return None
     scratch = scratch or RowScratch()
     bound: _Bound | None = None
-    if isinstance(encoding, Integers):
+    if isinstance(encoding, Integers) or (isinstance(encoding, Codebook) and TABLE not in parts):
         bound = _bind_integers(shape, parts, dtype, scratch)
     elif isinstance(encoding, Fp8):
         bound = _bind_fp8(shape, parts, dtype, scratch)
