@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
+from checkpoint.encoded_dense import BITS
+from checkpoint.manifest import Manifest
 from main_node.request import Request
 
 if TYPE_CHECKING:
@@ -16,7 +18,7 @@ def inexact(
 ) -> list[str]:
     """Every reason why a token may be another one, in words, each once; empty for an exact answer.
 
-    `unfollowed`: see `OwnPath`. `doubted`, `one_kind`: see `Report`.
+    `unfollowed`: see `OwnPath`, and `changed_weights`. `doubted`, `one_kind`: see `Report`.
     """
     found = {
         **dict.fromkeys(engine.core.inexact, True),
@@ -29,3 +31,10 @@ def inexact(
         **dict.fromkeys(unfollowed, True),
     }
     return [reason for reason, holds in found.items() if holds]
+
+
+def changed_weights(manifest: Manifest) -> list[str]:
+    """Which weights of a store are not those of its checkpoint, because they were quantised for it, in words."""
+    if manifest.dense_weights and manifest.dense_kept in BITS:
+        return [f"dense {manifest.dense_kept} of {manifest.dtype}"]
+    return []

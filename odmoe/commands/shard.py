@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from odmoe.commands.shared.options import Json, LibrariesDebug, ResultOnly
-from odmoe.settings.declarations import DTYPES, EXPERTS
+from odmoe.settings.declarations import DENSE, DTYPES, EXPERTS
 from odmoe.settings.settings import Settings
 from odmoe.settings.table import declaration_of
 from odmoe.terminal import Output, Terminal
@@ -54,6 +54,12 @@ def shard(
             metavar="TEXT",
         ),
     ] = None,
+    dense: Annotated[
+        str | None,
+        typer.Option(
+            help=f"{declaration_of(Settings, 'dense').about}: {', '.join(DENSE)}", show_default=False, metavar="TEXT"
+        ),
+    ] = None,
     forms: Annotated[
         str | None,
         typer.Option(
@@ -75,8 +81,10 @@ def shard(
         raise ConfigError(f"--dtype is {dtype!r}; allowed: {', '.join(DTYPES)}")
     if experts is not None and experts not in EXPERTS:
         raise ConfigError(f"--experts is {experts!r}; allowed: {', '.join(EXPERTS)}")
+    if dense is not None and dense not in DENSE:
+        raise ConfigError(f"--dense is {dense!r}; allowed: {', '.join(DENSE)}")
     form_names = [name.strip() for name in forms.split(",")] if forms else []
-    run_shard(model, store, Output(as_json, quiet, debug), dtype, form_names, verify, experts)
+    run_shard(model, store, Output(as_json, quiet, debug), dtype, form_names, verify, experts, dense)
 
 
 def run_shard(
@@ -87,6 +95,7 @@ def run_shard(
     forms: Sequence[str] = (),
     verify: bool = False,
     experts: str | None = None,
+    dense: str | None = None,
 ) -> None:
     """Make the store of a model at `store` unless it is there, add `forms` to it, and show what it holds.
 
@@ -113,7 +122,7 @@ def run_shard(
                     f"{source.path} has no tokenizer (tokenizer.json, tokenizer.model, ...): odmoe generate will "
                     "refuse its store; add the tokenizer files that the model was published with, and shard it again"
                 )
-            made = make_or_open(source, target, dtype, progress, experts=experts)
+            made = make_or_open(source, target, dtype, progress, experts=experts, dense=dense)
         facts = _finish(made, forms, verify, progress)
     if made.written:
         facts |= {"layers_resumed": made.resumed, "written_s": round(writing(), 2)}
@@ -162,6 +171,7 @@ def _facts(store: ExpertStore) -> dict[str, object]:
         "family": manifest.family,
         "dtype": manifest.dtype,
         **_encoding(manifest),
+        **_dense(manifest),
         "moe_layers": len(manifest.layers),
         "experts": manifest.experts,
         "expert_bytes": manifest.blob_bytes,
@@ -175,6 +185,13 @@ def _encoding(manifest: Manifest) -> dict[str, object]:
     if manifest.encoding:
         return {"encoding": manifest.described, "restored_expert_bytes": manifest.restored_bytes}
     return {"dequantised_because": manifest.plain_because} if manifest.plain_because else {}
+
+
+def _dense(manifest: Manifest) -> dict[str, object]:
+    """How linear layers of the dense part are kept; nothing where they are plain."""
+    if not manifest.dense_weights:
+        return {}
+    return {"dense": manifest.dense_kept, "encoded_dense_bytes": manifest.dense_bytes}
 
 
 @contextmanager

@@ -110,7 +110,13 @@ def run_verify(settings: Settings, prompts: list[str], tokens: int, as_json: boo
     with terminal.progress() as progress:
         needed = partial(forms_needed, settings)
         store = prepare_store(
-            settings.model, settings.store, settings.dtype, progress, needed, experts=settings.experts
+            settings.model,
+            settings.store,
+            settings.dtype,
+            progress,
+            needed,
+            experts=settings.experts,
+            dense=settings.dense,
         )
         check_fits(settings, store)
         settings = choose_devices(with_precision(settings, store), store)

@@ -1,0 +1,211 @@
+"""A linear layer whose weight stays encoded in memory. Some rows of it at a time are restored when it is used.
+
+All layers of a model share the memory in which their weights are restored (`LinearScratch`).
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from functools import cache
+
+import torch
+from torch.nn import functional
+
+from checkpoint.kernels import EXACT, PROBE_ROWS, probes
+from checkpoint.native.encoding import Encoding, Parts
+from checkpoint.tensors import aligned_buffer
+
+PIECE_VALUES = 1 << 20
+"""Values of a weight that are restored at a time: as many as stay in a core's cache until they have been multiplied."""
+
+MOST_FEW_ROWS = 8
+"""Rows that `EncodedLinear.few_rows` multiplies."""
+
+_EVEN_ROWS = 128
+"""Of a piece. Blocks of scales are as high, or divide it."""
+_LARGEST_PROBE = 1 << 25
+"""Bytes of the largest weight with which products by pieces are compared. Of a larger one, as many rows are."""
+_MANY_ROWS = 128
+
+RowProducts = Callable[[torch.Tensor], torch.Tensor]
+"""Rows [n, in] -> [n, out], n at most `MOST_FEW_ROWS`."""
+
+
+class EncodedLinear(torch.nn.Module):
+    """As `torch.nn.Linear`, with the bits of one that has the restored weight.
+
+    `weight` restores all of it, for whoever reads it otherwise than by calling the layer. `few_rows`: a product of a
+    few rows with the encoded weight, that need not have these bits; None where there is none.
+    """
+
+    few_rows: RowProducts | None = None
+
+    def __init__(self, in_features: int, out_features: int, bias: torch.nn.Parameter | None) -> None:
+        super().__init__()
+        self.in_features, self.out_features = in_features, out_features
+        self.bias = bias
+        self._encoding: Encoding | None = None
+        self._dtype = torch.float32
+        self._scratch: tuple[LinearScratch, ...] = ()  # not a submodule: it is the model's
+        self._names: tuple[str, ...] = ()
+
+    def fill(self, encoding: Encoding, parts: Parts, dtype: torch.dtype) -> None:
+        """Take over the parts of the weight, which is restored in `dtype`."""
+        self._encoding, self._dtype, self._names = encoding, dtype, tuple(parts)
+        for name, part in parts.items():
+            self.register_buffer(name, part, persistent=False)
+
+    def share(self, scratch: LinearScratch) -> None:
+        self._scratch = (scratch,)
+
+    @property
+    def encoding(self) -> Encoding:
+        """Raises RuntimeError before `fill`."""
+        if self._encoding is None:
+            raise RuntimeError("the weight of an encoded layer has not been loaded")
+        return self._encoding
+
+    @property
+    def parts(self) -> dict[str, torch.Tensor]:
+        """Of the weight, by the names that its encoding has for them."""
+        return {name: self.get_buffer(name) for name in self._names}
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of the restored weight."""
+        return self._dtype
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.out_features, self.in_features
+
+    @property
+    def weight(self) -> torch.Tensor:
+        """[out, in], restored in memory of its own."""
+        parts = self.parts
+        found = torch.empty(self.shape, dtype=self._dtype, device=next(iter(parts.values())).device)
+        scratch = self._scratch[0]
+        with scratch.lock:
+            scratch.restore(self, found, 0, self.out_features)
+        return found
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        rows = input.reshape(-1, self.in_features)
+        if self.few_rows is not None and len(rows) <= MOST_FEW_ROWS:
+            out = self.few_rows(rows)
+            out = out if self.bias is None else out + self.bias
+        else:
+            out = self._scratch[0].multiply(self, rows)
+        return out.view(*input.shape[:-1], self.out_features)
+
+    def extra_repr(self) -> str:
+        return f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}"
+
+
+class LinearScratch(torch.nn.Module):
+    """Memory in which the weights of a model's encoded layers are restored, for one layer at a time.
+
+    It lies where the layers' weights do, and is made there when it is first needed.
+    """
+
+    def __init__(self, layers: list[EncodedLinear]) -> None:
+        super().__init__()
+        self.lock = threading.Lock()
+        self._threads = torch.get_num_threads()
+        self._layers = tuple(layers)
+        self._target: torch.Tensor | None
+        self._work: torch.Tensor | None
+        self.register_buffer("_target", None, persistent=False)
+        self.register_buffer("_work", None, persistent=False)
+        for layer in layers:
+            layer.share(self)
+
+    def prepare(self, device: torch.device) -> None:
+        """Make the memory on a device, and compile what restores. Raises torch.OutOfMemoryError."""
+        pieces = {((_step(one, device), one.in_features), one.dtype, one.encoding) for one in self._layers}
+        nbytes = max(rows * columns * dtype.itemsize for (rows, columns), dtype, _ in pieces)
+        sizes = [of.scratch_for([shape], device.type, self._threads) for shape, _, of in pieces]
+        threads, each = sizes[0][0], max(size for _, size in sizes)
+        with torch.inference_mode(False):
+            if device.type == "cpu":
+                self._target, self._work = aligned_buffer(nbytes), aligned_buffer(threads * each).view(threads, each)
+            else:
+                self._target = torch.empty(nbytes, dtype=torch.uint8, device=device)
+                self._work = torch.empty(threads, each, dtype=torch.uint8, device=device)
+        if device.type == "cpu":
+            for _, dtype, of in pieces:
+                of.checked_routine(dtype)
+
+    def multiply(self, layer: EncodedLinear, rows: torch.Tensor) -> torch.Tensor:
+        """Rows [n, in] with a layer's weight and bias: [n, out]."""
+        step = _step(layer, rows.device)
+        if step >= layer.out_features:
+            with self.lock:
+                return EXACT(rows, self._restored(layer, 0, layer.out_features), layer.bias)
+        out = rows.new_empty(len(rows), layer.out_features)
+        with self.lock:
+            for first in range(0, layer.out_features, step):
+                last = min(first + step, layer.out_features)
+                bias = None if layer.bias is None else layer.bias[first:last]
+                out[:, first:last] = EXACT(rows, self._restored(layer, first, last), bias)
+        return out
+
+    def _restored(self, layer: EncodedLinear, first: int, last: int) -> torch.Tensor:
+        device = next(iter(layer.parts.values())).device
+        if self._target is None or self._target.device != device:
+            self.prepare(device)
+        if self._target is None:
+            raise RuntimeError("there is no memory to restore weights in")
+        count = (last - first) * layer.in_features * layer.dtype.itemsize
+        found = self._target[:count].view(layer.dtype).view(last - first, layer.in_features)
+        self.restore(layer, found, first, last)
+        return found
+
+    def restore(self, layer: EncodedLinear, target: torch.Tensor, first: int, last: int) -> None:
+        """Fill `target` with rows first..last - 1 of a layer's weight."""
+        if self._work is None or self._work.device != target.device:
+            self.prepare(target.device)
+        if self._work is None:
+            raise RuntimeError("there is no scratch memory")
+        parts = _rows(layer.parts, layer.out_features, first, last)
+        native = {f"weight.{name}": part for name, part in parts.items()}
+        layer.encoding.restore_into({"weight": target}, native, self._work)
+
+
+def _rows(parts: Parts, count: int, first: int, last: int) -> Parts:
+    """The parts of rows first..last - 1 of `count`. A part with a row for several of them is divided accordingly; one
+    with a single row is everybody's."""
+    found = {}
+    for name, part in parts.items():
+        height = count // len(part)
+        found[name] = part if len(part) == 1 else part[first // height : last // height]
+    return found
+
+
+def _step(layer: EncodedLinear, device: torch.device) -> int:
+    """How many rows of a layer's weight are restored at a time."""
+    step = piece_rows(layer.shape, layer.dtype, device)
+    heights = [layer.out_features // len(part) for part in layer.parts.values() if len(part) > 1]
+    return layer.out_features if any(step % height for height in heights) else step
+
+
+@cache
+def piece_rows(shape: tuple[int, int], dtype: torch.dtype, device: torch.device) -> int:
+    """How many rows of a weight [out, in] to restore at a time: all, where pieces would change a bit of a product.
+
+    The first call for a shape finds out, by comparison.
+    """
+    outputs, inputs = shape
+    step = max(PIECE_VALUES // inputs // _EVEN_ROWS, 1) * _EVEN_ROWS
+    if device.type != "cpu" or step >= outputs:
+        return outputs
+    most = max(_LARGEST_PROBE // (inputs * dtype.itemsize) // step, 1) * step
+    compared = outputs if outputs <= most else most + outputs % step
+    like = torch.empty(compared, inputs, dtype=dtype)
+    return step if all(_is_equal(*probe, step) for probe in probes((1, *PROBE_ROWS, _MANY_ROWS), like)) else outputs
+
+
+def _is_equal(rows: torch.Tensor, weight: torch.Tensor, step: int) -> bool:
+    pieces = torch.cat([functional.linear(rows, some) for some in weight.split(step)], dim=1)
+    return torch.equal(functional.linear(rows, weight), pieces)
