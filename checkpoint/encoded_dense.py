@@ -172,6 +172,20 @@ class EncodedFiles:
         if layers:
             model.add_module(SCRATCH, LinearScratch(layers))
 
+    def restore_into(self, model: Any) -> None:
+        """Give a model of Transformers, with weights of its own, those that are restored from here. Raises
+        CorruptStoreError."""
+        for parameter, parts in self.weights():
+            target = model.get_parameter(parameter).data
+            encoding = ENCODINGS[self.encodings[parameter]]
+            scratch = torch.empty(
+                encoding.scratch_for([tuple(target.shape)], target.device.type, torch.get_num_threads()),
+                dtype=torch.uint8,
+                device=target.device,
+            )
+            native = {f"weight.{name}": part.to(target.device) for name, part in parts.items()}
+            encoding.restore_into({"weight": target}, native, scratch)
+
     def weights(self) -> Iterator[tuple[str, Parts]]:
         """The parts of each weight, in memory of their own. Raises CorruptStoreError."""
         for file in sorted(set(self._files.values())):
