@@ -26,7 +26,7 @@ from scheduler.errors import CheckpointError, CorruptStoreError
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
-PLAIN = PLAIN_DENSE
+PLAIN, PUBLISHED = PLAIN_DENSE, "published"
 BITS = {"int8": 8, "int4": 4}
 """How a store can keep the dense part's linear layers, when that loses something."""
 

@@ -1,7 +1,8 @@
-"""Writes linear layers of the dense part in few bits (`checkpoint/encoded_dense.py`), while they are read."""
+"""Writes linear layers of the dense part encoded (`checkpoint/encoded_dense.py`), while they are read."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 from collections.abc import Callable, Iterator, Mapping
@@ -12,14 +13,15 @@ import torch
 import xxhash
 
 from checkpoint.direct_io import Appender
-from checkpoint.encoded_dense import BITS, ENCODING_OF, encodable_layers, encoded_bytes, group_of
-from checkpoint.native.encoding import CODES, SCALES
+from checkpoint.encoded_dense import BITS, ENCODING_OF, PUBLISHED, encodable_layers, group_of
+from checkpoint.native.encoding import CODES, SCALES, Unencodable
 from checkpoint.native.encodings import GGML_INTEGERS
 from checkpoint.native.integers import MINIMUMS
 from checkpoint.place import Place
 from checkpoint.sharding.convert import Conversion
 from checkpoint.sharding.few_bits import in_few_bits
 from checkpoint.sharding.model_directory import cure
+from checkpoint.sharding.published_dense import published_dense
 from checkpoint.sharding.weights import DTYPES, Dense, buffer_bytes, finite, read
 from checkpoint.tensors import aligned_buffer
 from scheduler.errors import CorruptCheckpointError
@@ -27,49 +29,102 @@ from scheduler.errors import CorruptCheckpointError
 _FILE_BYTES = 1 << 29
 _PIECE_VALUES = 1 << 22
 """Of a weight that is read, and quantised, at a time."""
+_WORDS = {dtype: word for word, dtype in DTYPES.items()}
+
+
+Layout = tuple[tuple[str, str, tuple[int, ...]], ...]
+"""Name, dtype in the words of safetensors, and shape of each part, in the order in which they are written."""
+
+
+@dataclass(frozen=True)
+class EncodedWeight:
+    """A dense tensor of the checkpoint, and what is written of it."""
+
+    dense: Dense
+    encoding: str
+    layout: Layout
+    tensors: Callable[[], Iterator[torch.Tensor]]
+    """The parts, one after the other, some rows of one at a time."""
+
+    @property
+    def nbytes(self) -> int:
+        """Of all parts."""
+        return sum(math.prod(shape) * DTYPES[word].itemsize for _, word, shape in self.layout)
 
 
 @dataclass(frozen=True)
 class Encoded:
-    """What a store keeps encoded of the dense part: `kept` is a key of `BITS`."""
+    """What a store keeps encoded of the dense part."""
 
-    kept: str
-    tensors: Mapping[str, Dense] = field(default_factory=dict)
-    """Of the checkpoint, by the model's parameter that each is."""
+    parameters: Mapping[str, EncodedWeight] = field(default_factory=dict)
+    """By the model's parameter that each is."""
     keys: frozenset[str] = frozenset()
     """Their names in `Conversion.dense`."""
 
     @property
     def weights(self) -> int:
         """Their number of elements."""
-        return sum(math.prod(dense.shape) for dense in self.tensors.values())
+        return sum(math.prod(one.dense.shape) for one in self.parameters.values())
 
     @property
     def nbytes(self) -> int:
         """Of all parts."""
-        return sum(encoded_bytes(self.kept, _shape(dense)) for dense in self.tensors.values())
+        return sum(one.nbytes for one in self.parameters.values())
 
 
-NONE_ENCODED = Encoded("")
+NONE_ENCODED = Encoded()
 
 
-def choose_encoded(plan: Conversion, kept: str) -> Encoded:
+def choose_encoded(plan: Conversion, kept: str, beat: Callable[[], None] = lambda: None) -> Encoded:
     """The dense tensors that are the whole weight of a linear layer that can be encoded (`encodable_layers`).
 
-    `kept`: a key of `BITS`; with any other there are none.
+    `kept`: a key of `BITS`, or `PUBLISHED` for those that the checkpoint has quantised, in its numbers; all of these
+    are read and compared, with a `beat` after each. With any other `kept` there are none. Raises CheckpointError.
     """
-    if kept not in BITS:
+    if kept not in (*BITS, PUBLISHED):
         return NONE_ENCODED
     layers = encodable_layers(plan.model.config, plan.model.dtype)
     wide = plan.kept_dtypes()
-    found: dict[str, Dense] = {}
+    found: dict[str, EncodedWeight] = {}
     keys: list[str] = []
     for key, target in _whole_parameters(plan):
         dense, name = plan.dense[key], target.removesuffix(".weight")
-        if target == f"{name}.weight" and layers.get(name) == tuple(dense.shape) and target not in wide:
-            found[target] = dense
+        if target != f"{name}.weight" or layers.get(name) != tuple(dense.shape) or target in wide:
+            continue
+        with contextlib.suppress(Unencodable):  # it is written as it is
+            found[target] = _published(plan, dense, target) if kept == PUBLISHED else _in_few_bits(dense, target, kept)
             keys.append(key)
-    return Encoded(kept, dict(sorted(found.items())), frozenset(keys))
+        beat()
+    return Encoded(dict(sorted(found.items())), frozenset(keys))
+
+
+def _in_few_bits(dense: Dense, parameter: str, kept: str) -> EncodedWeight:
+    rows, columns = _shape(dense)
+    names = [SCALES] if kept == "int8" else [SCALES, MINIMUMS]
+    levels = [(name, "BF16", (rows, columns // group_of(columns))) for name in names]
+    layout = ((CODES, "U8", (rows, columns * BITS[kept] // 8)), *levels)
+
+    def tensors() -> Iterator[torch.Tensor]:
+        pieces: dict[str, list[torch.Tensor]] = {name: [] for name in names}
+        for some in _rows(parameter, dense):
+            found = in_few_bits(some, BITS[kept])
+            yield found[CODES]
+            for name in names:
+                pieces[name].append(found[name])
+        for name in names:
+            yield torch.cat(pieces[name])
+
+    return EncodedWeight(dense, GGML_INTEGERS, layout, tensors)
+
+
+def _published(plan: Conversion, dense: Dense, parameter: str) -> EncodedWeight:
+    encoding, parts = published_dense(plan, dense, parameter)
+    layout = tuple((name, _WORDS[part.dtype], tuple(part.shape)) for name, part in parts.items())
+
+    def tensors() -> Iterator[torch.Tensor]:
+        yield from published_dense(plan, dense, parameter)[1].values()
+
+    return EncodedWeight(dense, encoding, layout, tensors)
 
 
 def _whole_parameters(plan: Conversion) -> Iterator[tuple[str, str]]:
@@ -90,37 +145,35 @@ def _whole_parameters(plan: Conversion) -> Iterator[tuple[str, str]]:
 def write_encoded(chosen: Encoded, folder: Path, step: Callable[[int], None]) -> dict[str, str]:
     """Write the encoded weights in files of some 512 MiB. Returns the files' checksums.
 
-    Memory: some rows of a weight, and the scales of one. `step` gets the bytes that have been read. Raises
-    CheckpointError, CorruptCheckpointError, OSError.
+    Memory: some rows of a weight and its scales, or what a weight takes as published. `step` gets the bytes that each
+    plain weight would take. Raises CheckpointError, CorruptCheckpointError, OSError.
     """
     sums: dict[str, str] = {}
     for number, part in enumerate(_files(chosen)):
         file = folder / f"encoded-{number:05d}.safetensors"
-        sums[file.name] = _write_file(part, chosen.kept, file, step)
+        sums[file.name] = _write_file(part, file, step)
     return sums
 
 
-def _files(chosen: Encoded) -> Iterator[dict[str, Dense]]:
-    part: dict[str, Dense] = {}
-    held = 0
-    for name, dense in chosen.tensors.items():
-        part[name] = dense
-        held += encoded_bytes(chosen.kept, _shape(dense))
-        if held >= _FILE_BYTES:
+def _files(chosen: Encoded) -> Iterator[dict[str, EncodedWeight]]:
+    part: dict[str, EncodedWeight] = {}
+    for name, weight in chosen.parameters.items():
+        part[name] = weight
+        if sum(one.nbytes for one in part.values()) >= _FILE_BYTES:
             yield part
-            part, held = {}, 0
+            part = {}
     if part:
         yield part
 
 
-def _write_file(part: dict[str, Dense], kept: str, file: Path, step: Callable[[int], None]) -> str:
-    encodings = json.dumps(dict.fromkeys(part, GGML_INTEGERS))
+def _write_file(part: dict[str, EncodedWeight], file: Path, step: Callable[[int], None]) -> str:
+    encodings = json.dumps({parameter: weight.encoding for parameter, weight in part.items()})
     entries: dict[str, object] = {"__metadata__": {"format": "pt", ENCODING_OF: encodings}}
     end = 0
-    for parameter, dense in part.items():
-        for name, dtype, shape in _parts(kept, _shape(dense)):
-            size = math.prod(shape) * DTYPES[dtype].itemsize
-            entries[f"{parameter}.{name}"] = {"dtype": dtype, "shape": shape, "data_offsets": [end, end + size]}
+    for parameter, weight in part.items():
+        for name, word, shape in weight.layout:
+            size = math.prod(shape) * DTYPES[word].itemsize
+            entries[f"{parameter}.{name}"] = {"dtype": word, "shape": shape, "data_offsets": [end, end + size]}
             end += size
     header = json.dumps(entries, separators=(",", ":")).encode()
     header += b" " * (-len(header) % 8)
@@ -133,25 +186,12 @@ def _write_file(part: dict[str, Dense], kept: str, file: Path, step: Callable[[i
             out.append(flat)
 
         append(torch.frombuffer(bytearray(len(header).to_bytes(8, "little") + header), dtype=torch.uint8))
-        for parameter, dense in part.items():
-            levels: dict[str, list[torch.Tensor]] = {SCALES: [], MINIMUMS: []}
-            for rows in _rows(parameter, dense):
-                found = in_few_bits(rows, BITS[kept])
-                append(found.pop(CODES))
-                for name, level in found.items():
-                    levels[name].append(level)
-                step(rows.nbytes)
-            for pieces in filter(None, levels.values()):
-                append(torch.cat(pieces))
+        for weight in part.values():
+            for data in weight.tensors():
+                append(data)
+                step(0)
+            step(weight.dense.nbytes)
     return digest.hexdigest()
-
-
-def _parts(kept: str, shape: tuple[int, int]) -> list[tuple[str, str, tuple[int, int]]]:
-    """Name, dtype and shape of each part, in the order in which they are written."""
-    rows, columns = shape
-    names = [SCALES] if kept == "int8" else [SCALES, MINIMUMS]
-    levels = [(name, "BF16", (rows, columns // group_of(columns))) for name in names]
-    return [(CODES, "U8", (rows, columns * BITS[kept] // 8)), *levels]
 
 
 def _shape(dense: Dense) -> tuple[int, int]:

@@ -55,7 +55,7 @@ def make_store(
 
     `experts`: `native` keeps quantised experts in their published numbers, where an encoding has them
     (`checkpoint/native/`); `dequantised` does not. None: native, and a store that is there may have either. `dense`:
-    how linear layers of the dense part are kept, `plain`, or as `checkpoint.encoded_dense.BITS` has it. None: plain,
+    how linear layers of the dense part are kept, `plain`, `int8`, `int4` or `published`. None: plain,
     and a store that is there may have any.
 
     An existing store of the same weights and dtype is returned unchanged. Layers that an interrupted run finished
@@ -197,7 +197,7 @@ def _fill(
         resumed = len(partial.layers)
         _check_room(plan, partial, planned)
         write_layers(plan, partial, beat, native)
-        encoded = choose_encoded(plan, manifest.dense_kept)
+        encoded = choose_encoded(plan, manifest.dense_kept, partial.beat)
         if not partial.dense:
             wide = {name: family.dtype_name(dtype) for name, dtype in plan.kept_dtypes().items()}
             dtypes = {manifest.dtype: wide} if wide else {}
