@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import cache
 
 import torch
@@ -103,6 +104,27 @@ class EncodedLinear(torch.nn.Module):
         return f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}"
 
 
+@dataclass(frozen=True)
+class _Kind:
+    """What layers have in common whose weights are restored alike."""
+
+    shape: tuple[int, int]
+    dtype: torch.dtype
+    encoding: Encoding
+    heights: frozenset[int]
+    """Rows of the weight for each row of a part."""
+
+    @staticmethod
+    def of(layer: EncodedLinear) -> _Kind:
+        heights = frozenset(layer.out_features // len(part) for part in layer.parts.values() if len(part) > 1)
+        return _Kind(layer.shape, layer.dtype, layer.encoding, heights)
+
+    def step(self, device: torch.device) -> int:
+        """How many rows of a weight are restored at a time."""
+        step = piece_rows(self.shape, self.dtype, device)
+        return self.shape[0] if any(step % height for height in self.heights) else step
+
+
 class LinearScratch(torch.nn.Module):
     """Memory in which the weights of a model's encoded layers are restored, for one layer at a time.
 
@@ -113,7 +135,7 @@ class LinearScratch(torch.nn.Module):
         super().__init__()
         self.lock = threading.Lock()
         self._threads = torch.get_num_threads()
-        self._layers = tuple(layers)
+        self._kinds = {_Kind.of(layer) for layer in layers}  # no reference to the layers, which others may replace
         self._target: torch.Tensor | None
         self._work: torch.Tensor | None
         self.register_buffer("_target", None, persistent=False)
@@ -123,7 +145,7 @@ class LinearScratch(torch.nn.Module):
 
     def prepare(self, device: torch.device) -> None:
         """Make the memory on a device, and compile what restores. Raises torch.OutOfMemoryError."""
-        pieces = {((_step(one, device), one.in_features), one.dtype, one.encoding) for one in self._layers}
+        pieces = {((one.step(device), one.shape[1]), one.dtype, one.encoding) for one in self._kinds}
         nbytes = max(rows * columns * dtype.itemsize for (rows, columns), dtype, _ in pieces)
         sizes = [of.scratch_for([shape], device.type, self._threads) for shape, _, of in pieces]
         threads, each = sizes[0][0], max(size for _, size in sizes)
@@ -139,7 +161,7 @@ class LinearScratch(torch.nn.Module):
 
     def multiply(self, layer: EncodedLinear, rows: torch.Tensor) -> torch.Tensor:
         """Rows [n, in] with a layer's weight and bias: [n, out]."""
-        step = _step(layer, rows.device)
+        step = _Kind.of(layer).step(rows.device)
         if step >= layer.out_features:
             with self.lock:
                 return EXACT(rows, self._restored(layer, 0, layer.out_features), layer.bias)
@@ -173,6 +195,19 @@ class LinearScratch(torch.nn.Module):
         layer.encoding.restore_into({"weight": target}, native, self._work)
 
 
+def bind_few_rows(
+    model: torch.nn.Module,
+    product_of: Callable[[Encoding, tuple[int, int], Parts, torch.dtype], RowProducts | None],
+) -> None:
+    """Let a model's encoded layers multiply few rows without restoring their weights: the kernel `fast`.
+
+    `product_of`: of encoding, shape [out, in], parts and dtype of a weight; None where the layer is to restore it.
+    """
+    for module in model.modules():
+        if isinstance(module, EncodedLinear):
+            module.few_rows = product_of(module.encoding, module.shape, module.parts, module.dtype)
+
+
 def _rows(parts: Parts, count: int, first: int, last: int) -> Parts:
     """The parts of rows first..last - 1 of `count`. A part with a row for several of them is divided accordingly; one
     with a single row is everybody's."""
@@ -181,13 +216,6 @@ def _rows(parts: Parts, count: int, first: int, last: int) -> Parts:
         height = count // len(part)
         found[name] = part if len(part) == 1 else part[first // height : last // height]
     return found
-
-
-def _step(layer: EncodedLinear, device: torch.device) -> int:
-    """How many rows of a layer's weight are restored at a time."""
-    step = piece_rows(layer.shape, layer.dtype, device)
-    heights = [layer.out_features // len(part) for part in layer.parts.values() if len(part) > 1]
-    return layer.out_features if any(step % height for height in heights) else step
 
 
 @cache
