@@ -8,17 +8,18 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 
 import torch
 from torch.nn import functional
 
 from checkpoint.kernels import EXACT, PROBE_ROWS, probes
 from checkpoint.native.encoding import Encoding, Parts
-from checkpoint.tensors import aligned_buffer
+from checkpoint.native.threads import together
+from checkpoint.tensors import aligned_buffer, round_up
 
 PIECE_VALUES = 1 << 20
-"""Values of a weight that are restored at a time: as many as stay in a core's cache until they have been multiplied."""
+"""Values of a weight that a thread restores at a time: as many as stay in its cache until they have been multiplied."""
 
 MOST_FEW_ROWS = 8
 """Rows that `EncodedLinear.few_rows` multiplies."""
@@ -28,6 +29,8 @@ _EVEN_ROWS = 128
 _LARGEST_PROBE = 1 << 25
 """Bytes of the largest weight with which products by pieces are compared. Of a larger one, as many rows are."""
 _MANY_ROWS = 128
+_ALIGN = 64
+"""Bytes."""
 
 RowProducts = Callable[[torch.Tensor], torch.Tensor]
 """Rows [n, in] -> [n, out], n at most `MOST_FEW_ROWS`."""
@@ -78,18 +81,17 @@ class EncodedLinear(torch.nn.Module):
         return self._dtype
 
     @property
+    def device(self) -> torch.device:
+        return self.get_buffer(self._names[0]).device
+
+    @property
     def shape(self) -> tuple[int, int]:
         return self.out_features, self.in_features
 
     @property
     def weight(self) -> torch.Tensor:
         """[out, in], restored in memory of its own."""
-        parts = self.parts
-        found = torch.empty(self.shape, dtype=self._dtype, device=next(iter(parts.values())).device)
-        scratch = self._scratch[0]
-        with scratch.lock:
-            scratch.restore(self, found, 0, self.out_features)
-        return found
+        return self._scratch[0].restored(self)
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         rows = input.reshape(-1, self.in_features)
@@ -119,16 +121,18 @@ class _Kind:
         heights = frozenset(layer.out_features // len(part) for part in layer.parts.values() if len(part) > 1)
         return _Kind(layer.shape, layer.dtype, layer.encoding, heights)
 
-    def step(self, device: torch.device) -> int:
+    def step(self, device: torch.device, threads: int) -> int:
         """How many rows of a weight are restored at a time."""
-        step = piece_rows(self.shape, self.dtype, device)
+        step = piece_rows(self.shape, self.dtype, device, threads)
         return self.shape[0] if any(step % height for height in self.heights) else step
 
 
 class LinearScratch(torch.nn.Module):
     """Memory in which the weights of a model's encoded layers are restored, for one layer at a time.
 
-    It lies where the layers' weights do, and is made there when it is first needed.
+    It lies where the layers' weights do, and is made there when it is first needed. On a CPU each thread has a piece
+    of its own, and both restores and multiplies: torch's threads, which spin for a while after each product, would
+    take the cores from those that restore the next piece.
     """
 
     def __init__(self, layers: list[EncodedLinear]) -> None:
@@ -145,10 +149,14 @@ class LinearScratch(torch.nn.Module):
 
     def prepare(self, device: torch.device) -> None:
         """Make the memory on a device, and compile what restores. Raises torch.OutOfMemoryError."""
-        pieces = {((one.step(device), one.shape[1]), one.dtype, one.encoding) for one in self._kinds}
-        nbytes = max(rows * columns * dtype.itemsize for (rows, columns), dtype, _ in pieces)
-        sizes = [of.scratch_for([shape], device.type, self._threads) for shape, _, of in pieces]
-        threads, each = sizes[0][0], max(size for _, size in sizes)
+        threads = self._threads if device.type == "cpu" else 1
+        each = nbytes = 0
+        for kind in self._kinds:
+            outputs, inputs = kind.shape
+            step = kind.step(device, self._threads)
+            piece = round_up(step * inputs * kind.dtype.itemsize, _ALIGN)
+            nbytes = max(nbytes, piece if step >= outputs else threads * piece)
+            each = max(each, kind.encoding.scratch_for([(step, inputs)], device.type, threads)[1])
         with torch.inference_mode(False):
             if device.type == "cpu":
                 self._target, self._work = aligned_buffer(nbytes), aligned_buffer(threads * each).view(threads, each)
@@ -156,43 +164,83 @@ class LinearScratch(torch.nn.Module):
                 self._target = torch.empty(nbytes, dtype=torch.uint8, device=device)
                 self._work = torch.empty(threads, each, dtype=torch.uint8, device=device)
         if device.type == "cpu":
-            for _, dtype, of in pieces:
-                of.checked_routine(dtype)
+            for kind in self._kinds:
+                kind.encoding.checked_routine(kind.dtype)
 
     def multiply(self, layer: EncodedLinear, rows: torch.Tensor) -> torch.Tensor:
         """Rows [n, in] with a layer's weight and bias: [n, out]."""
-        step = _Kind.of(layer).step(rows.device)
-        if step >= layer.out_features:
-            with self.lock:
-                return EXACT(rows, self._restored(layer, 0, layer.out_features), layer.bias)
-        out = rows.new_empty(len(rows), layer.out_features)
+        step = _Kind.of(layer).step(rows.device, self._threads)
         with self.lock:
-            for first in range(0, layer.out_features, step):
-                last = min(first + step, layer.out_features)
-                bias = None if layer.bias is None else layer.bias[first:last]
-                out[:, first:last] = EXACT(rows, self._restored(layer, first, last), bias)
+            target, work = self._memory(rows.device)
+            if step >= layer.out_features:
+                weight = _in(target, layer, layer.out_features)
+                restore(layer, weight, 0, work)
+                return EXACT(rows, weight, layer.bias)
+            out = rows.new_empty(len(rows), layer.out_features)
+            shares = target.split(len(target) // self._threads // _ALIGN * _ALIGN)
+            firsts = range(0, layer.out_features, step)
+            jobs = [
+                partial(
+                    _multiply_pieces,
+                    layer,
+                    rows,
+                    out,
+                    step,
+                    firsts[number :: self._threads],
+                    shares[number],
+                    work[number : number + 1],
+                )
+                for number in range(min(self._threads, len(firsts)))
+            ]
+            if self._threads == 1:
+                jobs[0]()
+            else:
+                together(jobs)
         return out
 
-    def _restored(self, layer: EncodedLinear, first: int, last: int) -> torch.Tensor:
-        device = next(iter(layer.parts.values())).device
-        if self._target is None or self._target.device != device:
-            self.prepare(device)
-        if self._target is None:
-            raise RuntimeError("there is no memory to restore weights in")
-        count = (last - first) * layer.in_features * layer.dtype.itemsize
-        found = self._target[:count].view(layer.dtype).view(last - first, layer.in_features)
-        self.restore(layer, found, first, last)
+    def restored(self, layer: EncodedLinear) -> torch.Tensor:
+        """A layer's weight in memory of its own."""
+        found = torch.empty(layer.shape, dtype=layer.dtype, device=layer.device)
+        with self.lock:
+            restore(layer, found, 0, self._memory(layer.device)[1])
         return found
 
-    def restore(self, layer: EncodedLinear, target: torch.Tensor, first: int, last: int) -> None:
-        """Fill `target` with rows first..last - 1 of a layer's weight."""
-        if self._work is None or self._work.device != target.device:
-            self.prepare(target.device)
-        if self._work is None:
-            raise RuntimeError("there is no scratch memory")
-        parts = _rows(layer.parts, layer.out_features, first, last)
-        native = {f"weight.{name}": part for name, part in parts.items()}
-        layer.encoding.restore_into({"weight": target}, native, self._work)
+    def _memory(self, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+        if self._target is None or self._target.device != device:
+            self.prepare(device)
+        if self._target is None or self._work is None:
+            raise RuntimeError("there is no memory to restore weights in")
+        return self._target, self._work
+
+
+def _multiply_pieces(
+    layer: EncodedLinear,
+    rows: torch.Tensor,
+    out: torch.Tensor,
+    step: int,
+    firsts: range,
+    target: torch.Tensor,
+    work: torch.Tensor,
+) -> None:
+    """Fill columns of `out`, those of the pieces of `step` rows of the weight that begin at `firsts`."""
+    for first in firsts:
+        last = min(first + step, layer.out_features)
+        weight = _in(target, layer, last - first)
+        restore(layer, weight, first, work)
+        bias = None if layer.bias is None else layer.bias[first:last]
+        out[:, first:last] = EXACT(rows, weight, bias)
+
+
+def _in(target: torch.Tensor, layer: EncodedLinear, rows: int) -> torch.Tensor:
+    """The place in `target` (uint8) of some rows of a layer's weight."""
+    count = rows * layer.in_features * layer.dtype.itemsize
+    return target[:count].view(layer.dtype).view(rows, layer.in_features)
+
+
+def restore(layer: EncodedLinear, target: torch.Tensor, first: int, work: torch.Tensor) -> None:
+    """Fill `target` [n, in] with rows of a layer's weight from `first` on. `work`: scratch for one thread or more."""
+    parts = _rows(layer.parts, layer.out_features, first, first + len(target))
+    layer.encoding.restore_into({"weight": target}, {f"weight.{name}": part for name, part in parts.items()}, work)
 
 
 def bind_few_rows(
@@ -219,21 +267,29 @@ def _rows(parts: Parts, count: int, first: int, last: int) -> Parts:
 
 
 @cache
-def piece_rows(shape: tuple[int, int], dtype: torch.dtype, device: torch.device) -> int:
-    """How many rows of a weight [out, in] to restore at a time: all, where pieces would change a bit of a product.
+def piece_rows(shape: tuple[int, int], dtype: torch.dtype, device: torch.device, threads: int) -> int:
+    """How many rows of a weight [out, in] to restore at a time, on each of so many threads: all, where pieces would
+    change a bit of a product.
 
     The first call for a shape finds out, by comparison.
     """
     outputs, inputs = shape
-    step = max(PIECE_VALUES // inputs // _EVEN_ROWS, 1) * _EVEN_ROWS
+    most = min(PIECE_VALUES // inputs, -(-outputs // threads))
+    step = max(most // _EVEN_ROWS, 1) * _EVEN_ROWS
     if device.type != "cpu" or step >= outputs:
         return outputs
-    most = max(_LARGEST_PROBE // (inputs * dtype.itemsize) // step, 1) * step
-    compared = outputs if outputs <= most else most + outputs % step
+    fits = max(_LARGEST_PROBE // (inputs * dtype.itemsize) // step, 1) * step
+    compared = outputs if outputs <= fits else fits + outputs % step
     like = torch.empty(compared, inputs, dtype=dtype)
     return step if all(_is_equal(*probe, step) for probe in probes((1, *PROBE_ROWS, _MANY_ROWS), like)) else outputs
 
 
 def _is_equal(rows: torch.Tensor, weight: torch.Tensor, step: int) -> bool:
-    pieces = torch.cat([functional.linear(rows, some) for some in weight.split(step)], dim=1)
-    return torch.equal(functional.linear(rows, weight), pieces)
+    """Whether pieces, each multiplied by one thread, give the bits of the whole, which this thread multiplies."""
+    found = [torch.empty(0)]
+
+    def multiply() -> None:
+        found[0] = torch.cat([functional.linear(rows, some) for some in weight.split(step)], dim=1)
+
+    together([multiply])
+    return torch.equal(functional.linear(rows, weight), found[0])
