@@ -14,7 +14,7 @@ import torch
 from torch.nn import functional
 
 from checkpoint.kernels import EXACT, PROBE_ROWS, probes
-from checkpoint.native.encoding import Encoding, Parts
+from checkpoint.native.encoding import SCALES, Encoding, Parts
 from checkpoint.native.threads import together
 from checkpoint.tensors import aligned_buffer, round_up
 
@@ -118,7 +118,8 @@ class _Kind:
 
     @staticmethod
     def of(layer: EncodedLinear) -> _Kind:
-        heights = frozenset(layer.out_features // len(part) for part in layer.parts.values() if len(part) > 1)
+        parts = layer.parts
+        heights = frozenset(filter(None, (_height(parts, name, layer.out_features) for name in parts)))
         return _Kind(layer.shape, layer.dtype, layer.encoding, heights)
 
     def step(self, device: torch.device, threads: int) -> int:
@@ -257,13 +258,21 @@ def bind_few_rows(
 
 
 def _rows(parts: Parts, count: int, first: int, last: int) -> Parts:
-    """The parts of rows first..last - 1 of `count`. A part with a row for several of them is divided accordingly; one
-    with a single row is everybody's."""
+    """The parts of rows first..last - 1 of `count`, which are whole blocks of scales.
+
+    As `shares_of_rows` does: a part with as many rows as the codes or the scales is divided, any other is everybody's.
+    """
     found = {}
     for name, part in parts.items():
-        height = count // len(part)
-        found[name] = part if len(part) == 1 else part[first // height : last // height]
+        height = _height(parts, name, count)
+        found[name] = part[first // height : last // height] if height else part
     return found
+
+
+def _height(parts: Parts, name: str, count: int) -> int:
+    """How many of `count` rows of a weight each row of a part is for; 0 for all, where the part is not divided."""
+    rows = len(parts[name])
+    return count // rows if rows > 1 and rows in (count, len(parts[SCALES])) else 0
 
 
 @cache

@@ -4,14 +4,13 @@
 
 A random checkpoint with large attention and shared experts (GLM-4.5's layers, narrower), of whose dense part the
 embeddings are 6 %, as of a model with 744 billion parameters. Each way of keeping it is a process of its own, which
-answers a prompt with one worker. What it holds is anonymous memory after the answer, less what it held before the model
-was opened, and less the worker's slots and scratch.
+answers a prompt with one worker. Resident is what the process holds after the answer, with pages of weights that
+Transformers maps from their files, less what it held before, and less the worker's slots and scratch.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import random
 import subprocess
 import sys
@@ -25,7 +24,6 @@ from scripts.lib.paths import DEMO, ROOT
 from scripts.lib.provenance import header, save_rows
 from scripts.lib.tables import Column, text_table
 from scripts.peers.checkpoints import made_once
-from scripts.processes.memory import anonymous_bytes
 
 LIMIT_S = 900.0
 KEPT = ("plain", "int8", "int4")
@@ -64,6 +62,12 @@ def make_checkpoint(folder: Path) -> Path:
     return made_once(folder / "dense-heavy", write)
 
 
+def resident_bytes() -> int:
+    """Of this process, mapped files included."""
+    (line,) = (one for one in Path("/proc/self/status").read_text().splitlines() if one.startswith("VmRSS:"))
+    return int(line.split()[1]) * 1024
+
+
 def held(model: str, kept: str, prompt_tokens: int, tokens: int) -> dict[str, Any]:
     """In this process."""
     from odmoe.clusters.process import prepare_libraries, prepare_process
@@ -76,14 +80,14 @@ def held(model: str, kept: str, prompt_tokens: int, tokens: int) -> dict[str, An
         cluster = start_cluster(settings, prepare_store(name, None, "bfloat16", dense=kept))
         try:
             prompt = [random.Random(0).randrange(2, 2000) for _ in range(prompt_tokens)]
-            return answer(cluster, prompt, tokens), anonymous_bytes(os.getpid())
+            return answer(cluster, prompt, tokens), resident_bytes()
         finally:
             cluster.close()
 
     prepare_process()
     prepare_libraries(Settings().threads_a_node)
     run(str(DEMO))
-    before = anonymous_bytes(os.getpid())
+    before = resident_bytes()
     report, after = run(model)
     shares = report.memory_shares
     return {

@@ -231,6 +231,7 @@ DENSE_DEQUANTISED = (
     bitsandbytes_fp4,
     bitsandbytes_int8,
     bitsandbytes_experts,
+    compressed_mixed,
     compressed_nvfp4,
 )
 """Those whose dense part may have no weight that a store can keep in published numbers."""
