@@ -96,7 +96,8 @@ class EncodedLinear(torch.nn.Module):
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         rows = input.reshape(-1, self.in_features)
         if self.few_rows is not None and len(rows) <= MOST_FEW_ROWS:
-            out = self.few_rows(rows)
+            with self._scratch[0].lock:  # these products may share scratch memory, too
+                out = self.few_rows(rows)
             out = out if self.bias is None else out + self.bias
         else:
             out = self._scratch[0].multiply(self, rows)
