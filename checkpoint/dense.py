@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from checkpoint import family
+from checkpoint.encoded_dense import SCRATCH, EncodedFiles
 from checkpoint.formats.unreadable import first_line, is_out_of_memory
 from checkpoint.sharding.generation_file import check_generation_file
 from checkpoint.store import removal_error
@@ -47,10 +48,12 @@ def load_dense(
     check_generation_file(folder)
     config = family.config_from_dict(config_fields)
     cls = family.model_class(config)
+    encoded = EncodedFiles(folder)
 
     def __init__(self: Any, config: Any, *args: Any, **kwargs: Any) -> None:
         cls.__init__(self, config, *args, **kwargs)
         family.strip_experts(self)
+        encoded.place_layers(self)
 
     kept = _kept_dtypes(folder, dtype)
     wide = {*(cls._keep_in_fp32_modules_strict or ()), *(rf"^{re.escape(name)}$" for name in kept)}
@@ -82,12 +85,29 @@ def load_dense(
     model.set_experts_implementation(EXPERTS_IMPLEMENTATION)
     for name, kind in kept.items():
         model.get_parameter(name).data = model.get_parameter(name).data.to(kind)
+    encoded.fill(model, dtype)
     if torch.device(device).type != "cpu":
-        return _move_model(model, device).eval()
+        model = _move_model(model, device)
+        _prepare_scratch(model, device)
+        return model.eval()
     for value in itertools.chain(model.parameters(), model.buffers()):
         if value.data_ptr() % _ALIGN:
             value.data = value.data.clone()
+    _prepare_scratch(model, "cpu")
     return model.eval()
+
+
+def _prepare_scratch(model: Any, device: str | torch.device) -> None:
+    """Make the memory in which encoded weights are restored, if there are any. Raises LaunchError."""
+    scratch = getattr(model, SCRATCH, None)
+    if scratch is None:
+        return
+    try:
+        scratch.prepare(torch.device(device))
+    except torch.OutOfMemoryError as error:
+        raise LaunchError(
+            f"{device} has no room to restore dense weights in ({error}); give another --main-device, such as cpu"
+        ) from error
 
 
 def _move_model(model: Any, device: str | torch.device) -> Any:

@@ -23,6 +23,9 @@ from scheduler.errors import CorruptStoreError, StoreError, StoreMismatchError
 FORMAT = 3
 OLDEST_FORMAT = 2
 """Format 2 has no encodings, and is otherwise the same."""
+ENCODED_DENSE_FORMAT = 4
+"""Of a store whose dense part has encoded weights. Otherwise as format 3."""
+PLAIN_DENSE = "plain"
 
 MANIFEST = "manifest.json"
 DENSE = "dense"
@@ -156,6 +159,17 @@ class Manifest:
     quantised_from: str = ""
     """The format or dtype of the checkpoint before."""
     forms: dict[str, Form] = field(default_factory=dict)
+    dense_kept: str = PLAIN_DENSE
+    """How linear layers of the dense part are kept (`checkpoint/encoded_dense.py`)."""
+    dense_weights: int = 0
+    """Elements of the dense weights that are encoded."""
+    dense_bytes: int = 0
+    """What these take, encoded."""
+
+    @property
+    def dense_saved(self) -> int:
+        """Bytes that a node needs less for the dense part than if it were plain."""
+        return self.dense_weights * DTYPES[self.dtype].itemsize - self.dense_bytes
 
     @property
     def model_digest(self) -> str:
@@ -240,6 +254,10 @@ class Manifest:
         del fields["forms"]
         if not self.quantised_to:  # so that earlier versions read what they can
             del fields["quantised_to"], fields["quantised_from"]
+        if self.dense_kept == PLAIN_DENSE:  # so that earlier versions read it
+            del fields["dense_kept"], fields["dense_weights"], fields["dense_bytes"]
+        else:
+            fields["format"] = ENCODED_DENSE_FORMAT
         return json.dumps(seal(json.loads(json.dumps(fields))), indent=1)
 
     @staticmethod
@@ -247,10 +265,10 @@ class Manifest:
         """Raises CorruptStoreError or StoreMismatchError."""
         try:
             fields = json.loads(text)
-            if fields["format"] not in (OLDEST_FORMAT, FORMAT):
+            if fields["format"] not in (OLDEST_FORMAT, FORMAT, ENCODED_DENSE_FORMAT):
                 raise StoreMismatchError(
-                    f"{where} has format {fields['format']}, this version reads {OLDEST_FORMAT} and {FORMAT}; make it "
-                    "again"
+                    f"{where} has format {fields['format']}, this version reads {OLDEST_FORMAT} to "
+                    f"{ENCODED_DENSE_FORMAT}; make it again"
                 )
             if seal(fields)["checksum"] != fields.pop("checksum"):
                 raise CorruptStoreError(f"{where} fails its own checksum; make the store again with odmoe shard")
@@ -291,6 +309,8 @@ def _check(manifest: Manifest, where: Path) -> None:
         raise CorruptStoreError(f"{where} has no fingerprint, family or dtype; make the store again")
     if not possible_dense(manifest.dense):
         raise CorruptStoreError(f"{where} names no dense files; make the store again")
+    if not (_count(manifest.dense_weights) and _count(manifest.dense_bytes) and isinstance(manifest.dense_kept, str)):
+        raise CorruptStoreError(f"{where} does not say how dense weights are kept; make the store again")
     if not isinstance(manifest.config, dict):
         raise CorruptStoreError(f"{where} has no config; make the store again")
     for number, layer in manifest.layers.items():

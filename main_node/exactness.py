@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
+from checkpoint.encoded_dense import BITS
+from checkpoint.manifest import Manifest
 from main_node.request import Request
 
 if TYPE_CHECKING:
@@ -16,8 +18,8 @@ def inexact(
 ) -> list[str]:
     """Every reason why a token may be another one, in words, each once; empty for an exact answer.
 
-    `of_model`: what is not followed of the model's own `generate` (see `OwnPath`), and what its experts were quantised
-    to here. `doubted`, `one_kind`: see `Report`.
+    `of_model`: what is not followed of the model's own `generate` (see `OwnPath`), and `changed_weights`. `doubted`,
+    `one_kind`: see `Report`.
     """
     found = {
         **dict.fromkeys(engine.core.inexact, True),
@@ -30,3 +32,11 @@ def inexact(
         **dict.fromkeys(of_model, True),
     }
     return [reason for reason, holds in found.items() if holds]
+
+
+def changed_weights(manifest: Manifest) -> list[str]:
+    """Which weights of a store are not those of its checkpoint, because they were quantised for it, in words."""
+    found = [f"experts in {manifest.described}"] if manifest.quantised_to else []
+    if manifest.dense_weights and manifest.dense_kept in BITS:
+        found.append(f"dense {manifest.dense_kept} of {manifest.dtype}")
+    return found

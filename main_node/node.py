@@ -32,6 +32,7 @@ from main_node.engine.engine import Engine
 from main_node.engine.experts import RemoteExperts
 from main_node.engine.gate_watch import GateWatch, PassMemory, needs_watch
 from main_node.engine.sequence import Sequence
+from main_node.exactness import changed_weights
 from main_node.report import MainMemory, Report, Times, build_report
 from main_node.request import Request
 from main_node.sampling import GREEDY, Sampling
@@ -335,11 +336,9 @@ class MainNode:
     def _report(self, request: Request, times: Times, finish: str, complete: bool) -> Report:
         weights, experts = self.weight_bytes, self.store.manifest.expert_bytes
         memory = MainMemory(self.device_bytes, weights, self._predictor_bytes, experts)
-        reasons = [*self._own_path.unfollowed, *self._rotary.unfollowed]
-        if self.store.manifest.quantised_to:
-            reasons.insert(0, f"experts in {self.store.manifest.described}")
         kernel = self.kernel
-        return build_report(self.engine, request, memory, times, finish, kernel, complete, self.device_text, reasons)
+        changes = [*changed_weights(self.store.manifest), *self._own_path.unfollowed, *self._rotary.unfollowed]
+        return build_report(self.engine, request, memory, times, finish, kernel, complete, self.device_text, changes)
 
     def _finish(self, request: Request, token: int) -> str | None:
         """Append a token to the answer. Returns `Report.finish` if the answer ends there, else None."""

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from checkpoint.hub import find_model
-from checkpoint.manifest import MANIFEST, OLDEST_FORMAT
+from checkpoint.manifest import MANIFEST, OLDEST_FORMAT, PLAIN_DENSE
 from checkpoint.native.encodings import DEQUANTISED
 from checkpoint.quantisation import Quantisation
 from checkpoint.sharding.partial_store import sweep
@@ -42,25 +42,26 @@ def prepare_store(
     forms_needed: Callable[[ExpertStore], Sequence[str]] | None = None,
     check: Callable[[Source], None] | None = None,
     experts: str | None = None,
+    dense: str | None = None,
 ) -> ExpertStore:
     """The store of a model, whole and verified. A missing one is made, at `store` or in the cache.
 
     `model`: a checkpoint, or a store. `forms_needed`: the forms that this store needs beside the full one; missing ones
-    are added. `check` gets a checkpoint before a store is made of it, and raises if that is not to be. `experts`: see
-    `make_store`.
+    are added. `check` gets a checkpoint before a store is made of it, and raises if that is not to be.
+    `experts`, `dense`: see `make_store`.
     Raises CheckpointError, StoreError.
     """
     path = find_model(model)
     source = None if (path / MANIFEST).is_file() and not store else open_source(path)
-    cached = _cache_path(source, dtype, experts, progress, check) if source and not store else None
+    cached = _cache_path(source, dtype, (experts, dense), progress, check) if source and not store else None
     try:
         if source is None:
             from checkpoint.sharding.shard import check_same
 
-            opened = check_same(ExpertStore.open(path), None, dtype, experts)
+            opened = check_same(ExpertStore.open(path), None, dtype, experts, dense)
         else:
             target = cached or Path(os.path.expanduser(store or ""))
-            made = make_or_open(source, target, dtype, progress, check, experts)
+            made = make_or_open(source, target, dtype, progress, check, experts, dense)
             opened = made.store
             if made.written:
                 opened.trust(stamps_dir())
@@ -95,9 +96,10 @@ def make_or_open(
     progress: Progress | None = None,
     check: Callable[[Source], None] | None = None,
     experts: str | None = None,
+    dense: str | None = None,
 ) -> Made:
-    """The store at `target` of this checkpoint and dtype, made if missing. `check` and `experts`: as for
-    `prepare_store`.
+    """The store at `target` of this checkpoint and dtype, made if missing. `check`, `experts` and `dense`: as
+    for `prepare_store`.
 
     Raises CheckpointError, StoreError.
     """
@@ -108,7 +110,7 @@ def make_or_open(
         store = ExpertStore.open(target)
         if store.manifest.fingerprint != source.fingerprint:  # else a store of an earlier version
             _read_weights(source, progress)
-        made = Made(check_same(store, source, dtype, experts), False, 0)
+        made = Made(check_same(store, source, dtype, experts, dense), False, 0)
     else:
         try:
             target.parent.mkdir(parents=True, exist_ok=True)
@@ -118,7 +120,7 @@ def make_or_open(
                 "with XDG_CACHE_HOME for all stores"
             ) from error
         sweep(cache_dir() / "stores", ABANDONED_S)
-        made = make_store(source, target, dtype, progress, check, experts)
+        made = make_store(source, target, dtype, progress, check, experts, dense)
         _read_weights(source, progress)  # records what `make_store` has found
     if made.store.manifest.config != source.config:  # it may need other tensors now
         checked_plan(source, made.store.manifest.dtype, check)
@@ -153,18 +155,17 @@ def stamps_dir() -> Path:
 def _cache_path(
     source: Source,
     dtype: str | None,
-    experts: str | None,
+    kept: tuple[str | None, str | None],
     progress: Progress | None,
     check: Callable[[Source], None] | None,
 ) -> Path:
-    """The store's place in the cache. Its name is made of what is in it: the weights, the structure of the model and
-    the dtype. Raises CheckpointError."""
+    """The store's place in the cache. Its name is made of what is in it: the weights, the structure of the model, the
+    dtype, and how experts and dense part are `kept`. Raises CheckpointError."""
     from checkpoint.family import config_from_dict
     from checkpoint.sharding.identity import is_read, structure
     from checkpoint.sharding.shard import checked_plan, store_dtype
 
-    quantisation = Quantisation.of(experts)
-    kept_as = f"-{quantisation.experts}" if quantisation else "-dequantised" if experts == DEQUANTISED else ""
+    (experts, _), kept_as = kept, _suffix(*kept)
     if (former := _former(source, dtype, kept_as)).is_dir():
         return former
     kind, stored = structure(source.config), store_dtype(source, dtype)
@@ -173,6 +174,13 @@ def _cache_path(
         checked_plan(source, stored, check, experts)  # reading takes minutes
     contents = hashlib.sha256(f"{kind} {_read_weights(source, progress)}".encode()).hexdigest()[:16]
     return cache_dir() / "stores" / f"{family}-{stored}-{contents}{kept_as}"
+
+
+def _suffix(experts: str | None, dense: str | None) -> str:
+    """How a store keeps its weights, as its name in the cache says it."""
+    quantisation = Quantisation.of(experts)
+    of_experts = f"-{quantisation.experts}" if quantisation else "-dequantised" if experts == DEQUANTISED else ""
+    return of_experts + (f"-dense-{dense}" if dense not in (None, PLAIN_DENSE) else "")
 
 
 def _former(source: Source, dtype: str | None, kept_as: str) -> Path:

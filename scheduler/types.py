@@ -84,8 +84,15 @@ class ModelSize:
     """States of convolutions and recurrences, as large after one token as after many."""
     native_bits: float = 0.0
     """Bits of an element of an expert in the store, scales included, where it keeps them as published; 0 elsewhere."""
+    dense_saved: int = 0
+    """Bytes that the dense part takes less on the main node because its linear layers are kept in few bits."""
     restoring_scratch: int = 0
     """Bytes of working memory of a worker that restores experts before it computes them; 0 elsewhere."""
+
+    @property
+    def dense_bytes(self) -> int:
+        """Bytes of the dense part on the main node."""
+        return self.dense * self.item_bytes - self.dense_saved
 
     @property
     def expert_bytes(self) -> int:

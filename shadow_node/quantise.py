@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from checkpoint.devices.transfer import to_device, to_host
+from checkpoint.native.encoded_linear import EncodedLinear
 from scheduler.errors import CheckpointError, ConfigError, StoreError
 
 SCHEMES = ("fp16", "int8", "nf4")
@@ -148,7 +149,8 @@ def _nf4_linear(weight: Tensor, dtype: torch.dtype) -> Any:
 
 
 def quantise_model(model: Any, scheme: str, device: str | torch.device) -> None:
-    """Replace each nn.Linear of a Transformers model by its quantised form, in place, and move the rest to `device`.
+    """Replace each nn.Linear and EncodedLinear of a Transformers model by its quantised form, in place, and move the
+    rest to `device`.
 
     Exceptions are the output head, routers, layers that are never called, and experts modules, which are empty: their
     parameters go to `ShadowExperts`.
@@ -158,7 +160,11 @@ def quantise_model(model: Any, scheme: str, device: str | torch.device) -> None:
     device = torch.device(device)
     head = model.get_output_embeddings()
     # By exact type: a subclass may do more than multiply.
-    linears = [(name, layer) for name, layer in model.named_modules() if type(layer) is nn.Linear and layer is not head]
+    linears: list[tuple[str, Any]] = [
+        (name, layer)
+        for name, layer in model.named_modules()
+        if type(layer) in (nn.Linear, EncodedLinear) and layer is not head
+    ]
     for name, layer in linears:
         parent, _, child = name.rpartition(".")
         if _ROUTERS.isdisjoint(name.split(".")) and child not in _NOT_CALLED:

@@ -18,6 +18,7 @@ from checkpoint.formats.gguf_file import write_settings
 from checkpoint.formats.settings import without_quantisation
 from checkpoint.manifest import MANIFEST, checksum
 from checkpoint.place import Place
+from checkpoint.sharding.encoded_weights import NONE_ENCODED, Encoded, write_encoded
 from checkpoint.sharding.model_directory import INDEX, cure
 from checkpoint.sharding.partial_store import Progress, claim, discard
 from checkpoint.sharding.source import Source
@@ -29,13 +30,18 @@ _PART_BYTES = 1 << 29
 
 
 def write_dense(
-    source: Source, tensors: Mapping[str, Dense], dtypes: dict[str, dict[str, str]], folder: Path, report: Progress
+    source: Source,
+    tensors: Mapping[str, Dense],
+    dtypes: dict[str, dict[str, str]],
+    folder: Path,
+    report: Progress,
+    encoded: Encoded = NONE_ENCODED,
 ) -> dict[str, str]:
     """Write the tensors in files of some 512 MiB, and the model's other files. Returns the files' checksums.
 
-    Quantised weights are written dequantised, and config.json without their format. `dtypes`: see
-    `checkpoint.dense.KEPT_DTYPES`. Memory: 16 MiB at a time, of a quantised weight some rows.
-    `report("dense", bytes done, of)`. Raises CorruptCheckpointError, OSError.
+    Those that are to be `encoded` have files of their own. Quantised weights are written dequantised, and config.json
+    without their format. `dtypes`: see `checkpoint.dense.KEPT_DTYPES`. Memory: 16 MiB at a time, of a quantised weight
+    some rows. `report("dense", bytes done, of)`. Raises CorruptCheckpointError, OSError.
     """
     total, done = sum(place.nbytes for place in tensors.values()), 0
 
@@ -45,7 +51,8 @@ def write_dense(
         report("dense", done, total)
 
     folder.mkdir()
-    sums: dict[str, str] = {}
+    sums = write_encoded(encoded, folder, step)
+    tensors = {key: place for key, place in tensors.items() if key not in encoded.keys}
     if source.gguf is not None:
         write_settings(source.gguf, folder)
         for file in folder.iterdir():
@@ -61,7 +68,8 @@ def write_dense(
         name = f"dense-{number:05d}.safetensors"
         sums[name] = _write_part(part, folder / name, step)
         weight_map.update(dict.fromkeys(part, name))
-    metadata = {"total_size": total} | ({KEPT_DTYPES: dtypes} if dtypes else {})
+    plain = sum(place.nbytes for place in tensors.values())
+    metadata = {"total_size": plain} | ({KEPT_DTYPES: dtypes} if dtypes else {})
     write_synced(folder / INDEX, json.dumps({"metadata": metadata, "weight_map": weight_map}, indent=1))
     sums |= {file.name: file_checksum(file) for file in folder.iterdir() if file.name not in sums}
     sync_directory(folder)

@@ -12,7 +12,7 @@ from checkpoint.native.encoding import CODES, SCALES, Parts, Unencodable
 from checkpoint.sharding.group import Group
 from checkpoint.sharding.plan import Plan
 
-_ENDS = {"mxfp4": ("_blocks", "_scales"), "fp8": ("", "_scale_inv"), "mxfp8": ("", "_scale_inv")}
+AS_THEY_ARE = {"mxfp4": ("_blocks", "_scales"), "fp8": ("", "_scale_inv"), "mxfp8": ("", "_scale_inv")}
 """How the names of a weight's numbers and scales end, in formats whose tensors are kept as they are."""
 
 Tensors = dict[str, torch.Tensor]
@@ -37,13 +37,13 @@ def published_parts(plan: Plan, target: str, groups: Groups, tensors: Tensors) -
         if pattern is None or not found:
             raise Unencodable(f"{target} has tensors without a rule")
         held[pattern] = found
-    listed = (_as_they_are if plan.format.name in _ENDS else _by_weight)(plan, target, held, tensors)
+    listed = (_as_they_are if plan.format.name in AS_THEY_ARE else _by_weight)(plan, target, held, tensors)
     return {part: _arranged(plan, target, rule, patterns) for part, patterns in listed.items()}
 
 
 def _as_they_are(plan: Plan, target: str, held: dict[str, list[str]], tensors: Tensors) -> _Listed:
     """Tensors of numbers and tensors of scales, as they are."""
-    ends = _ENDS[plan.format.name if plan.format else ""]
+    ends = AS_THEY_ARE[plan.format.name if plan.format else ""]
     found: _Listed = {CODES: {}, SCALES: {}}
     for pattern, names in held.items():
         some = [tensors[name] for name in names]
@@ -75,7 +75,7 @@ def _by_weight(plan: Plan, target: str, held: dict[str, list[str]], tensors: Ten
         if len({len(some) for some in words.values()}) > 1:
             raise Unencodable(f"{target} has experts without some of {', '.join(words)}")
         for one in zip(*words.values(), strict=True):
-            parts = _published(plan, target, dict(zip(words, one, strict=True)))
+            parts = published_weight(plan, target, dict(zip(words, one, strict=True)))
             for part, tensor in parts.items():
                 found.setdefault(part, {}).setdefault(f"{stem}weight", []).append(tensor)
     counts = {len(tensors) for patterns in found.values() for tensors in patterns.values()}
@@ -84,7 +84,8 @@ def _by_weight(plan: Plan, target: str, held: dict[str, list[str]], tensors: Ten
     return found
 
 
-def _published(plan: Plan, target: str, parts: Tensors) -> Parts:
+def published_weight(plan: Plan, target: str, parts: Tensors) -> Parts:
+    """What the format makes of the tensors of one weight, by its words. Raises Unencodable, DoesNotFitError."""
     if plan.format is None:
         raise Unencodable(f"{target} is not quantised")
     try:

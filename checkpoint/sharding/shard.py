@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from checkpoint import family
+from checkpoint.encoded_dense import PLAIN
 from checkpoint.formats.gguf_blocks import has_encoding
 from checkpoint.formats.published import check_format, published_format
 from checkpoint.manifest import DENSE, FORMAT, MANIFEST, LayerSpec, Manifest
@@ -22,6 +23,7 @@ from checkpoint.quantisation import Quantisation
 from checkpoint.sharding.completeness import check_complete
 from checkpoint.sharding.convert import Conversion
 from checkpoint.sharding.dense_files import write_dense
+from checkpoint.sharding.encoded_weights import choose_encoded
 from checkpoint.sharding.gguf_conversion import GgufConversion
 from checkpoint.sharding.identity import is_made_of, weights_digest
 from checkpoint.sharding.layers import full_tensors, planned_layer, write_layers
@@ -49,12 +51,15 @@ def make_store(
     progress: Progress | None = None,
     check: Callable[[Source], None] | None = None,
     experts: str | None = None,
+    dense: str | None = None,
 ) -> Made:
     """Write the expert store of a checkpoint. `dtype` is the experts'; None for the checkpoint's.
 
     `experts`: `native` keeps quantised experts in their published numbers, where an encoding has them
     (`checkpoint/native/`); `dequantised` does not; `int4` and `int8` quantise plain ones, in groups of 64 inputs or,
-    as `int4-32`, of others (`checkpoint/quantisation.py`). None: native, and a store that is there may have any.
+    as `int4-32`, of others (`checkpoint/quantisation.py`). None: native. `dense`:
+    how linear layers of the dense part are kept, `plain`, `int8`, `int4` or `published`. None: plain. A store that is
+    there may have any where None is given.
 
     An existing store of the same weights and dtype is returned unchanged. Layers that an interrupted run finished
     are kept. `progress(what, done, total)` reports verify, wait, resume, experts and dense. `check` gets the checkpoint
@@ -66,24 +71,26 @@ def make_store(
     name = store_dtype(source, dtype)
     try:
         target = target.resolve()  # for `.`, or a link to the store's place
-        if found := _there(source, target, name, experts):
+        if found := _there(source, target, name, experts, dense):
             return Made(found, False, 0)
         report = progress or (lambda what, done, total: None)
         plan = checked_plan(source, name, check, experts)
         identity = {"format": FORMAT, "fingerprint": source.fingerprint, "files": source.stamp, "dtype": name}
         identity["experts"] = _as_kept(experts) or NATIVE
+        identity |= {"dense": dense} if dense not in (None, PLAIN) else {}
         if not begun(target, identity):
             report("verify", 0, 1)
             _verified(source, report)
         fingerprint = weights_digest(source, lambda done, total: report("verify", done, total))
         partial = Partial.claim(target, report)
         if partial is None:
-            return Made(check_same(ExpertStore.open(target), source, name, experts), False, 0)
+            return Made(check_same(ExpertStore.open(target), source, name, experts, dense), False, 0)
         manifest = Manifest(FORMAT, fingerprint, plan.model.config.model_type, name, source.config, {}, {})
+        manifest = replace(manifest, dense_kept=dense or PLAIN)
         resumed = _fill(plan, partial, identity, manifest, report, experts)
     except OSError as error:
         raise StoreWriteError(f"cannot write the store {target}: {_reason(error)}; choose another place") from error
-    return Made(check_same(ExpertStore.open(target), source, name, experts), True, resumed)
+    return Made(check_same(ExpertStore.open(target), source, name, experts, dense), True, resumed)
 
 
 def store_dtype(source: Source, dtype: str | None) -> str:
@@ -126,9 +133,15 @@ def _verified(source: Source, report: Progress) -> None:
         raise CorruptCheckpointError(f"{error.filename or source.path} cannot be read: {error.strerror}") from error
 
 
-def check_same(store: ExpertStore, source: Source | None, dtype: str | None, experts: str | None = None) -> ExpertStore:
+def check_same(
+    store: ExpertStore,
+    source: Source | None,
+    dtype: str | None,
+    experts: str | None = None,
+    dense: str | None = None,
+) -> ExpertStore:
     """Raises StoreMismatchError unless `store` was made from `source` (None: any) in `dtype` (None: any), with its
-    `experts` kept so (None: any)."""
+    `experts` and its `dense` part kept so (None: any)."""
     manifest = store.manifest
     if source and not is_made_of(manifest.fingerprint, manifest.config, source):
         raise StoreMismatchError(
@@ -142,6 +155,11 @@ def check_same(store: ExpertStore, source: Source | None, dtype: str | None, exp
         )
     if experts:
         _check_kept(store, source, experts)
+    if dense and manifest.dense_kept != dense:
+        raise StoreMismatchError(
+            f"the store at {store.path} has a dense part kept {manifest.dense_kept}, not {dense}; make another with: "
+            f"odmoe shard {source.path if source else 'MODEL'} STORE --dense {dense}"
+        )
     return store
 
 
@@ -171,10 +189,10 @@ def _kept(manifest: Manifest, path: Path, source: Source | None) -> str:
     return DEQUANTISED if encodable and not manifest.plain_because else ""
 
 
-def _there(source: Source, target: Path, dtype: str, experts: str | None) -> ExpertStore | None:
+def _there(source: Source, target: Path, dtype: str, experts: str | None, dense: str | None) -> ExpertStore | None:
     """The store at `target`; None if the place is free. Raises StoreError, OSError."""
     if (target / MANIFEST).exists():
-        return check_same(ExpertStore.open(target), source, dtype, experts)
+        return check_same(ExpertStore.open(target), source, dtype, experts, dense)
     if target.exists() and not target.is_dir():
         raise StoreWriteError(f"{target} is a file; choose another place")
     if target.exists() and any(target.iterdir()):
@@ -207,15 +225,18 @@ def _fill(
         resumed = len(partial.layers)
         _check_room(plan, partial, planned)
         write_layers(plan, partial, beat, native)
+        encoded = choose_encoded(plan, manifest.dense_kept, partial.beat)
         if not partial.dense:
             wide = {name: family.dtype_name(dtype) for name, dtype in plan.kept_dtypes().items()}
             dtypes = {manifest.dtype: wide} if wide else {}
-            partial.add_dense(write_dense(plan.source, plan.dense, dtypes, partial.store / DENSE, beat))
+            partial.add_dense(write_dense(plan.source, plan.dense, dtypes, partial.store / DENSE, beat, encoded))
         layers = {layer: partial.layers[layer] for layer in plan.layers}
         finished = replace(
             manifest,
             layers=layers,
             dense=partial.dense or {},
+            dense_weights=encoded.weights,
+            dense_bytes=encoded.nbytes,
             encoding=native.name,
             full=full_tensors(plan, native),
             plain_because=native.because,

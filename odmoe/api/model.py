@@ -172,7 +172,14 @@ def open_model(settings: Settings, terminal: Terminal) -> OpenedModel:
 
         needed = partial(forms_needed, settings)
         store = prepare_store(
-            settings.model, settings.store, settings.dtype, progress, needed, check_tokenizer, settings.experts
+            settings.model,
+            settings.store,
+            settings.dtype,
+            progress,
+            needed,
+            check_tokenizer,
+            settings.experts,
+            settings.dense,
         )
     check_fits(settings, store)
     with terminal.status() as say:

@@ -18,6 +18,7 @@ from checkpoint.formats.settings import (
 from checkpoint.hub import find_model
 from checkpoint.quantisation import Quantisation
 from checkpoint.sizes.configured_size import configured_size
+from checkpoint.sizes.dense_size import with_encoded_dense
 from checkpoint.sizes.native_size import expert_dtype, store_bits, with_native_experts, with_quantised_experts
 from scheduler.errors import CheckpointError, MissingShardError
 from scheduler.types import ModelSize
@@ -38,6 +39,8 @@ class Described(NamedTuple):
     """`native` or `dequantised`."""
     native_bits: float = 0.0
     """Of an element of a native expert, where the tensors of a store or of a GGUF file say it."""
+    manifest: dict[str, Any] | None = None
+    """Of a store."""
 
 
 def read_config(name: str) -> Described:
@@ -50,7 +53,7 @@ def read_config(name: str) -> Described:
     if (path / _STORE).is_file():
         manifest = _read(path / _STORE)
         kept = "native" if manifest.get("encoding") else "dequantised"
-        return Described(manifest.get("config", {}), manifest.get("dtype"), kept, store_bits(manifest))
+        return Described(manifest.get("config", {}), manifest.get("dtype"), kept, store_bits(manifest), manifest)
     if is_gguf(path):
         from checkpoint.formats.gguf_blocks import expert_bits  # torch
 
@@ -133,10 +136,12 @@ def model_of(
     experts: str | None = None,
     aligned: bool = False,
     native_bits: float = 0.0,
+    dense: str | None = None,
 ) -> ModelSize:
     """Without torch where the configuration alone gives the sizes. `experts`: how a store keeps those of a quantised
     model, or to what it quantises them; None for native. `aligned`: there is a shadow, whose KV rows are aligned.
     `native_bits`: see `Described`.
+    `dense`: how a new store keeps the dense part; None for plain.
 
     Raises CheckpointError, NotMoEError, UnsupportedFamilyError or ConfigError.
     """
@@ -145,6 +150,8 @@ def model_of(
     if quantisation_settings(fields) and dtype is None and not names_dtype(fields):
         dtype = "bfloat16"  # as published models are computed
     found = configured_size(plain, dtype, context, label) or _count_sizes(plain, dtype, context, label, aligned)
+    if dense is not None:
+        found = with_encoded_dense(found, plain, dense)
     if quantisation := Quantisation.of(experts):
         _check_quantisable(label, plain, fields, native_bits, quantisation)
         return with_quantised_experts(found, quantisation)

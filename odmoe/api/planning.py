@@ -7,9 +7,10 @@ import itertools
 import os
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple, Unpack
 
+from checkpoint.sizes.dense_size import saved_in_store
 from odmoe.api.names import named_as_keywords, path_of, table_of
 from odmoe.api.plan_model import model_of, read_config
 from odmoe.settings.bounds import check_slots
@@ -142,7 +143,10 @@ def plan_from_settings(
             say("counting the model's parameters")
             dtype, experts = settings.dtype or found.dtype, found.experts or settings.experts
             context, aligned = settings.context or CONTEXT, settings.shadow != "none"
-            model = model_of(settings.model, found.fields, dtype, context, experts, aligned, found.native_bits)
+            dense = settings.dense if found.manifest is None else None
+            model = model_of(settings.model, found.fields, dtype, context, experts, aligned, found.native_bits, dense)
+            if found.manifest is not None:
+                model = replace(model, dense_saved=saved_in_store(found.manifest, model.item_bytes))
             if settings.context is not None and model.context < settings.context:
                 raise ConfigError(f"--context is {settings.context}; allowed: 1 to {model.context}, the model's limit")
         setup, count = Setup(model, hardware, policy), _counting()

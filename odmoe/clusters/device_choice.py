@@ -10,6 +10,7 @@ import torch
 from safetensors import safe_open
 
 from checkpoint.devices.names import AUTO, accelerator, accelerator_memory
+from checkpoint.encoded_dense import FILES
 from checkpoint.family import parse_dtype
 from checkpoint.native.parameters import restoring_bytes
 from checkpoint.store import ExpertStore
@@ -59,9 +60,9 @@ def role_bytes(store: ExpertStore, role: str, scheme: str) -> int:
 
     manifest = store.manifest
     itemsize = parse_dtype(manifest.dtype).itemsize
-    dense = _dense_elements(store)
+    dense = _dense_elements(store) + manifest.dense_weights
     if role == "main":
-        return dense * itemsize
+        return dense * itemsize - manifest.dense_saved
     experts = sum(
         len(spec.blobs) * manifest.restored_layout(layer).blob_bytes for layer, spec in manifest.layers.items()
     )
@@ -69,9 +70,9 @@ def role_bytes(store: ExpertStore, role: str, scheme: str) -> int:
 
 
 def _dense_elements(store: ExpertStore) -> int:
-    """From the files' headers."""
+    """From the files' headers, without those that are encoded."""
     found = 0
-    for file in store.dense.glob("*.safetensors"):
+    for file in sorted(set(store.dense.glob("*.safetensors")) - set(store.dense.glob(FILES))):
         with safe_open(file, "pt") as opened:
             found += sum(math.prod(opened.get_slice(name).get_shape()) for name in opened.keys())  # noqa: SIM118
     return found

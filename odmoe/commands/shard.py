@@ -14,7 +14,7 @@ import typer
 
 from checkpoint.quantisation import BITS, DEFAULT_GROUP, GROUPS, Quantisation
 from odmoe.commands.shared.options import Json, LibrariesDebug, ResultOnly
-from odmoe.settings.declarations import DTYPES, EXPERTS
+from odmoe.settings.declarations import DENSE, DTYPES, EXPERTS
 from odmoe.settings.settings import Settings
 from odmoe.settings.table import declaration_of
 from odmoe.terminal import Output, Terminal
@@ -64,6 +64,12 @@ def shard(
             metavar="N",
         ),
     ] = None,
+    dense: Annotated[
+        str | None,
+        typer.Option(
+            help=f"{declaration_of(Settings, 'dense').about}: {', '.join(DENSE)}", show_default=False, metavar="TEXT"
+        ),
+    ] = None,
     forms: Annotated[
         str | None,
         typer.Option(
@@ -91,8 +97,10 @@ def shard(
         if group not in GROUPS:
             raise ConfigError(f"--group is {group}; allowed: {', '.join(map(str, GROUPS))}")
         experts = Quantisation(experts, group).experts
+    if dense is not None and dense not in DENSE:
+        raise ConfigError(f"--dense is {dense!r}; allowed: {', '.join(DENSE)}")
     form_names = [name.strip() for name in forms.split(",")] if forms else []
-    run_shard(model, store, Output(as_json, quiet, debug), dtype, form_names, verify, experts)
+    run_shard(model, store, Output(as_json, quiet, debug), dtype, form_names, verify, experts, dense)
 
 
 def run_shard(
@@ -103,6 +111,7 @@ def run_shard(
     forms: Sequence[str] = (),
     verify: bool = False,
     experts: str | None = None,
+    dense: str | None = None,
 ) -> None:
     """Make the store of a model at `store` unless it is there, add `forms` to it, and show what it holds.
 
@@ -130,7 +139,7 @@ def run_shard(
                     f"{source.path} has no tokenizer (tokenizer.json, tokenizer.model, ...): odmoe generate will "
                     "refuse its store; add the tokenizer files that the model was published with, and shard it again"
                 )
-            made = make_or_open(source, target, dtype, progress, experts=experts)
+            made = make_or_open(source, target, dtype, progress, experts=experts, dense=dense)
         facts = _finish(made, forms, verify, progress)
     if made.written:
         facts |= {"layers_resumed": made.resumed, "written_s": round(writing(), 2)}
@@ -179,6 +188,7 @@ def _facts(store: ExpertStore) -> dict[str, object]:
         "family": manifest.family,
         "dtype": manifest.dtype,
         **_encoding(manifest),
+        **_dense(manifest),
         "moe_layers": len(manifest.layers),
         "experts": manifest.experts,
         "expert_bytes": manifest.blob_bytes,
@@ -192,6 +202,13 @@ def _encoding(manifest: Manifest) -> dict[str, object]:
     if manifest.encoding:
         return {"encoding": manifest.described, "restored_expert_bytes": manifest.restored_bytes}
     return {"dequantised_because": manifest.plain_because} if manifest.plain_because else {}
+
+
+def _dense(manifest: Manifest) -> dict[str, object]:
+    """How linear layers of the dense part are kept; nothing where they are plain."""
+    if not manifest.dense_weights:
+        return {}
+    return {"dense": manifest.dense_kept, "encoded_dense_bytes": manifest.dense_bytes}
 
 
 @contextmanager

@@ -110,8 +110,10 @@ def run_verify(settings: Settings, prompts: list[str], tokens: int, as_json: boo
     Raises ConfigError, CheckpointError, DoesNotFitError or PromptError before the model is loaded.
     """
     from checkpoint.devices.names import return_memory
+    from checkpoint.encoded_dense import EncodedFiles
     from checkpoint.family import dtype_name, stored_dtype
     from checkpoint.hub import find_model
+    from main_node.exactness import changed_weights
     from odmoe.commands.shared.comparison import Verdict, as_dict, compare
     from odmoe.commands.shared.whole_model import check_memory, checked_config, load_whole
     from odmoe.start import start_cluster
@@ -137,7 +139,13 @@ def run_verify(settings: Settings, prompts: list[str], tokens: int, as_json: boo
     with terminal.progress() as progress:
         needed = partial(forms_needed, settings)
         store = prepare_store(
-            settings.model, settings.store, settings.dtype, progress, needed, experts=settings.experts
+            settings.model,
+            settings.store,
+            settings.dtype,
+            progress,
+            needed,
+            experts=settings.experts,
+            dense=settings.dense,
         )
         check_fits(settings, store)
         settings = choose_devices(with_precision(settings, store), store)
@@ -147,6 +155,7 @@ def run_verify(settings: Settings, prompts: list[str], tokens: int, as_json: boo
     with terminal.status() as say:
         say("loading the whole model with Transformers")
         model = load_whole(path, store.manifest.dtype, device)
+        EncodedFiles(store.dense).restore_into(model)  # dense weights in few bits are others than the checkpoint's
     total = len(ids) * tokens
     with terminal.progress() as progress:
         step = _counter(progress, "Transformers", total)
@@ -171,6 +180,7 @@ def run_verify(settings: Settings, prompts: list[str], tokens: int, as_json: boo
         prompts=[
             compare(got, wanted, store.manifest.dtype) for (got, _), wanted in zip(answers, expected, strict=True)
         ],
+        weights=changed_weights(store.manifest),
     )
     print(json.dumps(as_dict(verdict)) if as_json else as_text(verdict, tokenizer))
     return verdict.verdict != "different"

@@ -207,7 +207,14 @@ class _BringUp:
         settings = self._settings
         with self._terminal.progress() as progress:
             opened = prepare_store(
-                settings.model, settings.store, settings.dtype, progress, needed, check_tokenizer, settings.experts
+                settings.model,
+                settings.store,
+                settings.dtype,
+                progress,
+                needed,
+                check_tokenizer,
+                settings.experts,
+                settings.dense,
             )
         workers = len(self._cluster.of("worker_node"))
         self._settings = with_slots(settings, opened, workers)

@@ -23,6 +23,7 @@ LOADERS = ("disk", "memory", "cuda")
 LOAD_CHECKS = ("auto", "all", "none")
 DTYPES = ("float32", "bfloat16", "float16")
 EXPERTS = ("native", "dequantised", "int4", "int8")
+DENSE = ("plain", "int8", "int4", "published")
 KERNELS = ("exact", "fast")
 ROLES = ("main", "shadow", "worker")
 CUDA = "cuda"
@@ -64,6 +65,15 @@ class Declarations(SystemSettings):
         None,
         EXPERTS,
         "How a new store keeps experts: as published (native), dequantised, or quantised here (default: native)",
+        heading="Model",
+        fixed="running",
+        from_cluster=True,
+        verify=True,
+    )
+    dense: str | None = one_of(
+        None,
+        DENSE,
+        "How a new store keeps the linear layers of the dense part (default: plain, in the model's data type)",
         heading="Model",
         fixed="running",
         from_cluster=True,

@@ -37,6 +37,7 @@ class LoadKeywords(PolicyKeywords, total=False):
     store: File | None
     dtype: str | None
     experts: str | None
+    dense: str | None
     workers: int
     group_size: int | None
     threads: int | None
@@ -91,6 +92,7 @@ class PlanKeywords(TypedDict, total=False):
 
     dtype: str | None
     experts: str | None
+    dense: str | None
     context: int | None
     workers: int | None
     load_bandwidth: Rate | None

@@ -23,6 +23,9 @@ class PlanSettings(Table):
     experts: str | None = again(
         Settings, "experts", about="How the store keeps the experts of a quantised model (default: native)"
     )
+    dense: str | None = again(
+        Settings, "dense", about="How the store keeps the linear layers of the dense part (default: plain)"
+    )
     context: Count | None = count(
         None,
         f"Tokens that fit in the KV caches (default: {CONTEXT}, or the model's limit if that is lower)",

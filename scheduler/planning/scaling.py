@@ -236,7 +236,7 @@ def memory(setup: Setup, slots: int, rest_bytes: int = _REST_BYTES) -> dict[str,
     `rest_bytes`: bytes per element of what the shadow does not quantise, and of its cache; 4 on a CPU."""
     model, shadow = setup.model, setup.policy.shadow
     cache = model.cache * model.item_bytes
-    main = model.dense * model.item_bytes + cache
+    main = model.dense_bytes + cache
     worker = slots * model.expert_bytes + workspace_bytes(model)
     held = 0
     if shadow != "none":

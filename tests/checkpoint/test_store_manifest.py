@@ -33,7 +33,7 @@ def test_manifest_that_is_no_manifest(tiny_store: ExpertStore, text: bytes) -> N
     check_refused(tiny_store, CorruptStoreError, MANIFEST)
 
 
-@pytest.mark.parametrize("version", [0, 1, 4, "2", None])
+@pytest.mark.parametrize("version", [0, 1, 5, "2", None])
 def test_other_format_version(tiny_store: ExpertStore, version: object) -> None:
     edit(tiny_store, lambda m: m.update(format=version))
     check_refused(tiny_store, StoreMismatchError, MANIFEST, str(version))

@@ -12,6 +12,7 @@ from gguf import GGMLQuantizationType as Kind
 
 from checkpoint.dense import load_dense
 from checkpoint.family import config_from_dict, expert_parameters, experts_modules, parse_dtype
+from checkpoint.native.encoded_linear import EncodedLinear
 from checkpoint.native.parameters import ExpertParameters
 from checkpoint.sharding import convert, gguf_conversion
 from checkpoint.sharding.source import open_source
@@ -85,7 +86,7 @@ class Case:
     """A file, Transformers' model of it, and its store."""
 
     def __init__(self, made: Build, kind: Kind, dtype: str, folder: Path) -> None:
-        self.dtype = dtype
+        self.dtype, self.kind = dtype, kind
         self.path = gguf_files.publish(made(), folder / "model.gguf", kind)
         source = open_source(self.path)
         how = {"config": config_from_dict(source.config)} if made in NARROW else {}
@@ -125,6 +126,16 @@ def test_the_dense_part_that_transformers_loads(case: Case) -> None:
     for key, value in state.items():
         assert value.dtype == expected[key].dtype, key
         assert torch.equal(value, expected[key]), key
+
+
+@pytest.mark.slow
+def test_the_dense_part_in_published_numbers(case: Case, tmp_path: Path) -> None:
+    store = shard(open_source(case.path), tmp_path / "store", case.dtype, dense="published")
+    model = load_dense(store.dense, store.manifest.config, parse_dtype(case.dtype))
+    encoded = {name: layer for name, layer in model.named_modules() if isinstance(layer, EncodedLinear)}
+    assert bool(encoded) is (case.kind not in (Kind.F32, Kind.F16, Kind.BF16))
+    for name, layer in encoded.items():
+        assert torch.equal(layer.weight, case.model.get_parameter(f"{name}.weight")), name
 
 
 def test_tokens_and_logits_of_the_dequantised_model(case: Case, record_property: Any) -> None:

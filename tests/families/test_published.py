@@ -11,6 +11,7 @@ import torch
 
 from checkpoint.dense import load_dense
 from checkpoint.family import expert_parameters, experts_modules
+from checkpoint.native.encoded_linear import EncodedLinear
 from checkpoint.native.parameters import ExpertParameters
 from checkpoint.sharding import convert, quantised_weight
 from checkpoint.sharding.source import open_source
@@ -225,6 +226,17 @@ def stored(store: ExpertStore, layer: int, expert: int) -> dict[str, torch.Tenso
     return ExpertParameters(store.manifest, threads=1).of(torch.frombuffer(held, dtype=torch.uint8), layer)
 
 
+DENSE_DEQUANTISED = (
+    gpt_oss,
+    bitsandbytes_nf4,
+    bitsandbytes_fp4,
+    bitsandbytes_int8,
+    bitsandbytes_experts,
+    compressed_mixed,
+    compressed_nvfp4,
+)
+"""Those whose dense part may have no weight that a store can keep in published numbers."""
+
 FAST = (deepseek, gpt_oss, awq, gptq, bitsandbytes_experts, kimi, compressed_nvfp4)
 """One of each format, in `make test`."""
 
@@ -261,6 +273,17 @@ def test_tokens_and_logits_of_the_dequantised_model(case: Case, record_property:
     record_property("published as", published.format_name(case.path))
     for experts in EXPERTS if case.publish in DEQUANTISED_TOO else ("native",):
         check_as_transformers(case.model, case.path, case.stores[experts], PROMPT, TOKENS)
+
+
+@pytest.mark.slow
+def test_the_dense_part_in_published_numbers(case: Case, tmp_path: Path) -> None:
+    store = shard(open_source(case.path), tmp_path / "store", dense="published")
+    model = load_dense(store.dense, store.manifest.config, torch.bfloat16)
+    encoded = {name: layer for name, layer in model.named_modules() if isinstance(layer, EncodedLinear)}
+    assert encoded or case.publish in DENSE_DEQUANTISED
+    for name, layer in encoded.items():
+        assert torch.equal(layer.weight, case.model.get_parameter(f"{name}.weight")), name
+    check_as_transformers(case.model, case.path, store, PROMPT, TOKENS)
 
 
 def test_mxfp4_in_float32(tmp_path: Path) -> None:

@@ -56,7 +56,7 @@ def memory_budget(memory: str, settings: Settings, store: ExpertStore, predictor
     shape = model_shape(store)
     tokens = limited_context(shape.context, settings.ctx_size)
     size = _model_size(store, tokens)
-    dense = size.dense * size.item_bytes
+    dense = size.dense * size.item_bytes - store.manifest.dense_saved
     total = parse_memory(memory, dense + store.manifest.expert_bytes)
     shares = {
         "dense": dense,

@@ -104,7 +104,14 @@ def _is_served(settings: Settings, cluster: ClusterFile) -> bool:
     from odmoe.clusters.configuration import forms_needed
 
     needed = partial(forms_needed, settings)
-    store = prepare_store(settings.model, settings.store, settings.dtype, forms_needed=needed, experts=settings.experts)
+    store = prepare_store(
+        settings.model,
+        settings.store,
+        settings.dtype,
+        forms_needed=needed,
+        experts=settings.experts,
+        dense=settings.dense,
+    )
     if seen["fingerprint"] != store.manifest.model_digest:
         raise LaunchError(
             f"the cluster serves another model than {settings.model}; odmoe up {settings.cluster} -m {settings.model} "

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import isfinite
 from typing import Any
 
@@ -71,6 +71,8 @@ class Verdict:
     approximate: str
     """Why answers may differ by design; empty where they may not."""
     prompts: list[Comparison]
+    weights: list[str] = field(default_factory=list)
+    """Weights of the store that are not the checkpoint's, in words. Transformers had them, too."""
 
     @property
     def verdict(self) -> str:

@@ -42,7 +42,8 @@ def _verdict(verdict: Verdict) -> str:
     total = sum(one.tokens for one in verdict.prompts)
     equal = sum(one.equal_tokens for one in verdict.prompts)
     if verdict.verdict == "exact":
-        return f"Exact: all {total} tokens equal those of Transformers."
+        of = f" with this store's weights ({', '.join(verdict.weights)})" if verdict.weights else ""
+        return f"Exact: all {total} tokens equal those of Transformers{of}."
     if verdict.verdict == "approximate":
         return (
             f"Approximate: {verdict.approximate}. {equal} of {total} tokens equal those of Transformers, counted up to "

@@ -52,8 +52,9 @@ def shard(
     dtype: str | None = None,
     progress: Progress | None = None,
     experts: str | None = None,
+    dense: str | None = None,
 ) -> ExpertStore:
-    return make_store(source, target, dtype, progress, experts=experts).store
+    return make_store(source, target, dtype, progress, experts=experts, dense=dense).store
 
 
 def contents(folder: Path) -> dict[str, bytes]:
