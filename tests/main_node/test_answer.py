@@ -44,6 +44,7 @@ def together(jobs: list[Callable[[], None]]) -> None:
         assert not thread.is_alive()
 
 
+@pytest.mark.slow
 def test_threads_get_their_tokens_in_turns(cluster: EmbeddedCluster, reference: Any) -> None:
     """Four at once: each answer as if it were alone, and nobody more than a few tokens ahead."""
     wanted = [reference("float32", number, COUNT) for number in range(4)]

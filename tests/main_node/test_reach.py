@@ -121,6 +121,7 @@ def test_the_engine_goes_on_without_such_a_shadow(desk: Desk, caplog: Any) -> No
     assert desk.engine.peers.lost == ["shadow"]
 
 
+@pytest.mark.slow
 def test_memory_stays_where_it_is(desk: Desk) -> None:
     """300 far ones for each honest one, by a shadow that joins again whenever it is lost."""
     desk.workers(good)

@@ -43,6 +43,7 @@ def shapes(parts: dict[str, torch.Tensor]) -> Shapes:
     return {f"up.{name}": (str(one.dtype).removeprefix("torch."), tuple(one.shape)) for name, one in parts.items()}
 
 
+@pytest.mark.slow
 @given(
     bits=st.integers(1, 8),
     groups=st.sampled_from([(1, 8), (3, 16), (5, 8), (2, 40)]),

@@ -121,7 +121,11 @@ def test_whatever_ended_is_valid(
     assert not guide.complete
 
 
-@pytest.mark.parametrize("sampling", [Sampling(), Sampling(seed=1, **WILD)], ids=["greedy", "drawn"])
+@pytest.mark.parametrize(
+    "sampling",
+    [Sampling(), pytest.param(Sampling(seed=1, **WILD), marks=pytest.mark.slow)],
+    ids=["greedy", "drawn"],
+)
 def test_the_tokens_are_those_of_generate_with_the_mask(
     sampling: Sampling, cluster: EmbeddedCluster, whole: Any, tokenizer: Any, prompt: list[int]
 ) -> None:

@@ -25,6 +25,7 @@ from scheduler.errors import (
     RequestCancelledError,
     RequestError,
 )
+from support.cases import slow_except
 from support.machines.cli import CommandLine
 
 TOKENS = [5, 3, 8, 8, 1, 2]
@@ -222,7 +223,7 @@ def test_every_step_once_with_all_that_was_asked_for(schema: str | None, demo_st
     assert len(steps[0].prompt_logprobs or ()) == len(prompt)
 
 
-@pytest.mark.parametrize("flags", [[], ["--temperature", "0.9"]])
+@pytest.mark.parametrize("flags", slow_except([["--temperature", "0.9"]], [[], ["--temperature", "0.9"]]))
 def test_the_text_is_shown_once(
     flags: list[str], cli: CommandLine, demo: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -15,6 +15,7 @@ from main_node.answer import Answer, Step
 from odmoe.commands.generate import Job
 from odmoe.commands.shared.prompts import read_prompts
 from scheduler.errors import RequestFailedError
+from support.cases import slow_except
 from support.machines.cli import CommandLine
 
 Expected = Callable[[str, int], tuple[list[int], str]]
@@ -63,7 +64,7 @@ def test_the_answer_streams(cli: CommandLine, demo: Path, expected: Expected, mo
     assert all(text.startswith(so_far) for _, so_far in shown[:-1])
 
 
-@pytest.mark.parametrize("shadow", ["none", "int8"])
+@pytest.mark.parametrize("shadow", slow_except(["none"], ["none", "int8"]))
 def test_json_is_one_object(shadow: str, cli: CommandLine, demo: Path, expected: Expected) -> None:
     ids, text = expected(PROMPT, 8)
     cluster = ("--workers", "3", "--slots", "2", "--shadow", shadow, "--threads", "1")

@@ -355,6 +355,7 @@ def test_a_caller_examined_in_anothers_place_is_not_called_refused(kit, authorit
     assert [probe.look(2.0) for _ in range(6)] == [None] * 6
 
 
+@pytest.mark.slow
 def test_refused_callers_do_not_keep_others_out(kit, authority, said):
     """One address, two clients at once: one belongs here, one does not and tries all the time."""
     ca = authority()

@@ -183,6 +183,7 @@ def test_a_second_main_node_is_let_in_when_the_first_has_closed(kit, server):
     assert echoes(main_node(kit, server.address, "the second"))
 
 
+@pytest.mark.slow
 def test_a_second_main_node_is_let_in_when_the_first_has_fallen_silent(kit, server):
     """Its machine is gone, or its link: no packet says so, and its stream looks open until heartbeats are missed."""
     with closing(Relay(server.address)) as relay:

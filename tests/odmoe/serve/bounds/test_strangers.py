@@ -126,6 +126,7 @@ def reset(one: socket.socket) -> None:
     one.close()
 
 
+@pytest.mark.slow
 def test_resets_at_every_moment(model: Model, caplog: pytest.LogCaptureFixture) -> None:
     """None of them leaves a line of the server itself, or anything under way."""
     client_limits = replace(FEW, headers_s=0.05, farewell_s=0.05)
