@@ -101,6 +101,7 @@ def test_device_bytes_are_a_fraction_of_the_whole(embedded: Any, reference: Any)
     assert report.memory_bytes["workers"] == [one_expert] * 8
 
 
+@pytest.mark.slow
 def test_two_requests_in_turns(embedded: Any, reference: Any) -> None:
     """Two answers a token at a time, each as if it were alone; a third is given up half-way."""
     cluster = embedded("float32", shadow="nf4", **WHOLE)

@@ -118,6 +118,7 @@ def test_an_answer_ends_within_a_block(count: int, embedded: Any, reference: Any
     assert becomes_idle(cluster.main.engine)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("short_drain")
 def test_a_request_is_cancelled_within_a_block(embedded: Any, reference: Any) -> None:
     cluster = embedded(shadow="fp16", **WHOLE)

@@ -50,6 +50,7 @@ def by_name(nodes: tuple[NodeFigures, ...]) -> dict[str, NodeFigures]:
     return {node.name: node for node in nodes}
 
 
+@pytest.mark.slow
 def test_figures_are_the_sums_of_the_reports(cluster_of: Any, expected: Any, nf4: Any) -> None:
     cluster: TappedCluster = cluster_of(slots=2)
     told = cluster.join_shadow(nf4)

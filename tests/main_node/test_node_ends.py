@@ -32,6 +32,7 @@ def test_prompts_that_cannot_be(cluster: TappedCluster) -> None:
     assert cluster.loads() == 0
 
 
+@pytest.mark.slow
 def test_workers_lost_within_an_answer(cluster: TappedCluster, expected: Any) -> None:
     steps = cluster.main.generate(expected.prompt, TOKENS, ignore_eos=True)
     got = [next(steps).token_id, next(steps).token_id]

@@ -103,6 +103,7 @@ def test_caches_of_open_requests_add_up(cluster: TappedCluster, expected: Any) -
     cluster.nothing_left()
 
 
+@pytest.mark.slow
 def test_the_report_says_why_the_answer_ended(demo_store: Any) -> None:
     """Of its length, or because the context is full; and which of the model's settings were not heeded."""
     from odmoe.clusters.embedded import EmbeddedCluster

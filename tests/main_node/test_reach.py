@@ -102,6 +102,7 @@ def test_a_shadow_of_many_strays_is_lost(reach: Reach) -> None:
             reach.takes(predicted(500))
 
 
+@pytest.mark.slow
 def test_the_engine_goes_on_without_such_a_shadow(desk: Desk, caplog: Any) -> None:
     desk.workers(good, good)
     told = desk.shadow()

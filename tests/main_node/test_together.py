@@ -75,6 +75,7 @@ def test_predictors_in_a_batched_step(system: str, embedded: Any, reference: Any
     assert emptied(cluster)
 
 
+@pytest.mark.slow
 def test_a_batched_step_keeps_the_tokens_and_does_not_promise_them(embedded: Any, reference: Any) -> None:
     cluster = embedded(shadow="none", batch_dense=True, **WHOLE)
     expected = [reference("float32", number, TOKENS) for number in (0, 4, 8)]

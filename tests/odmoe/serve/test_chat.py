@@ -170,6 +170,7 @@ def test_without_a_limit_it_goes_on_to_the_end_of_the_context(client: OpenAI, mo
     assert found.usage.completion_tokens < 20
 
 
+@pytest.mark.slow
 def test_log_probabilities(client: OpenAI, expected: str) -> None:
     choice = answer(client, logprobs=True, top_logprobs=2).choices[0]
     content = choice.logprobs.content

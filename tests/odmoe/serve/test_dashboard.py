@@ -112,11 +112,11 @@ def test_each_query_finds_figures(expression: str, world: World) -> None:
     assert [value for value in found.values() if math.isfinite(value)], f"nothing, or no number: {found}"
 
 
-@pytest.mark.parametrize("expression", TARGETS)
-def test_prometheus_own_grammar_takes_each_query(expression: str) -> None:
-    promql_parser.parse(filled(expression))
-    with pytest.raises(ValueError, match=r"\w"):
-        promql_parser.parse(filled(expression) + ")")
+def test_prometheus_own_grammar_takes_each_query() -> None:
+    for expression in (str(target.values[0]) for target in TARGETS):
+        promql_parser.parse(filled(expression))
+        with pytest.raises(ValueError, match=r"\w"):
+            promql_parser.parse(filled(expression) + ")")
 
 
 def of(title: str, legend: str) -> str:

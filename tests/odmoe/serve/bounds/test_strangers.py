@@ -166,6 +166,7 @@ def test_a_request_in_tiny_chunks(model: Model) -> None:
         assert ask(served) == 200
 
 
+@pytest.mark.slow
 def test_no_file_is_left(model: Model, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     """It is told once, and serves again when there is one."""
     lines: list[str] = []
