@@ -37,8 +37,12 @@ Step = Callable[[], None]
 @with_settings(Settings, VERIFY_FLAGS)
 def verify(
     flags: dict[str, Any],
-    model: Annotated[str, typer.Argument(help="Model directory, GGUF file or org/name on the Hub")],
+    model: Annotated[str | None, typer.Argument(help="Model directory, GGUF file or org/name on the Hub")] = None,
     prompt: Annotated[str | None, typer.Argument(help=f"Prompt (default: {SAMPLES} sample prompts)")] = None,
+    named_model: Annotated[
+        str | None,
+        typer.Option("-m", "--model", help="The model, not as first argument", show_default=False, metavar="MODEL"),
+    ] = None,
     prompts: Annotated[
         Path | None,
         typer.Option(help="File of prompts, one per line, as text or JSON strings", show_default=False, metavar="PATH"),
@@ -62,6 +66,12 @@ def verify(
 
     A system that is approximate by design is reported as such, with exit code 0.
     """
+    if named_model is not None:
+        if prompt is not None:
+            raise ConfigError(f"two models are given, {model!r} and -m {named_model!r}; leave one out")
+        model, prompt = named_model, model
+    if model is None:
+        raise ConfigError("no model is given; give a model directory, such as models/demo-moe")
     settings = effective(flags | {"model": model}, config).settings
     if tokens < 1:
         raise ConfigError(f"--tokens is {tokens}; allowed: 1, 2, ...")

@@ -48,8 +48,11 @@ def run_serve(
     terminal = Terminal(output.quiet, output.debug)
     prepare_process(output.debug, timed=True)
     check_early(settings)
-    with closing(bind_socket(own)) as listening, start_model(settings, terminal) as model:
-        return _serve(model, own, keys, listening, terminal, announce or _saying(terminal), output.quiet)
+    with closing(bind_socket(own)) as listening:
+        if announce is None and not terminal.console.is_terminal:  # no spinner says that it starts
+            terminal.notify(f"starting {settings.model or settings.cluster}")
+        with start_model(settings, terminal) as model:
+            return _serve(model, own, keys, listening, terminal, announce or _saying(terminal), output.quiet)
 
 
 def _saying(terminal: Terminal) -> Announce:

@@ -97,6 +97,16 @@ def test_the_prompt_may_come_from_standard_input(cli: CommandLine, demo: Path, e
     assert (answer.code, answer.out) == (0, expected(prompt, 8)[1] + "\n")
 
 
+def test_a_budget_keeps_room_for_one_request(cli: CommandLine, demo: Path, tmp_path: Path) -> None:
+    """A prompt alone needs one KV cache; prompts of a file may need all that --parallel allows."""
+    file = tmp_path / "prompts.txt"
+    file.write_text("HAMLET\n")
+    few = ("generate", "--json", "-m", str(demo), "-n", "1", "--threads", "1", "--shadow", "none", "--memory", "60MB")
+    alone, listed = (json.loads(cli(*few, *more).out)["memory_budget"] for more in (["A"], ["--prompts", str(file)]))
+    assert listed["kv"] == 8 * alone["kv"]
+    assert listed["total"] == alone["total"]
+
+
 def test_a_store_may_be_the_model(cli: CommandLine, demo_store: Any, expected: Expected) -> None:
     store = demo_store("bfloat16")
     answer = cli("generate", "-q", "-m", str(store.path), "-n", "8", *LITTLE, PROMPT)
