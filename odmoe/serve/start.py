@@ -97,7 +97,7 @@ def _serve(
     service = make_service(model, own)
     try:
         end = _LostMainNode(model.opened.settings.uses_existing_ray)
-        with LogThread() as log, NodeWatch(model.cluster, notify := _timed_writer(log, terminal.notify), end.look):
+        with LogThread() as log, NodeWatch(model.cluster, notify := _timed_writer(log, terminal.notify), end.on_poll):
             service.notify, service.log_cause = notify, _timed_writer(log, terminal.print_always)
             app = make_app(
                 service, Access(keys, own.cors_origin, (lambda line: None) if quiet else log.line, own.log_format)
@@ -126,7 +126,7 @@ class _LostMainNode:
         self._since: float | None = None
         self.server: HttpServer | None = None
 
-    def look(self, error: ODMoEError | None) -> None:
+    def on_poll(self, error: ODMoEError | None) -> None:
         """At the cluster, each second. `error`: why it did not answer."""
         now = time.monotonic()
         if not isinstance(error, LinkError) or self._lasting:

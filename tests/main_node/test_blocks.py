@@ -27,7 +27,7 @@ LISTED = [5, 6, 7, 8, 9, 10, 11, 12] * 3
 def short_drain(monkeypatch: pytest.MonkeyPatch) -> None:
     """A report waits a moment for predictions: with drafts that are not its own, a shadow is overtaken by whole passes,
     which it never predicts."""
-    monkeypatch.setattr("main_node.node.DRAIN_S", 0.2)
+    monkeypatch.setattr("main_node.node.LAST_PREDICTIONS_S", 0.2)
 
 
 def scripted(cluster: Any, expected: list[Any], taken: Any = lambda count: None) -> ScriptedDrafts:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from main_node.answer import Step
-from main_node.sampling import How, Sampling
+from main_node.sampling import GenerateOptions, Sampling
 from odmoe.clusters import retries
 from odmoe.clusters.embedded import EmbeddedCluster
 from odmoe.clusters.retries import RetriedAnswer, Retrying
@@ -210,7 +210,7 @@ def test_every_step_once_with_all_that_was_asked_for(schema: str | None, demo_st
     """The prompt's log-probabilities, too: with the first token, and not again with the first of the second answer."""
     Dying.died = 0
     sampling = Sampling(temperature=1.2, seed=3, frequency_penalty=0.5, logit_bias=((40, 2.0),))
-    how: How = {"sampling": sampling, "logprobs": 3, "prompt_logprobs": 2, "schema": schema}
+    how: GenerateOptions = {"sampling": sampling, "logprobs": 3, "prompt_logprobs": 2, "schema": schema}
     prompt = [5, 17, 300, 88, 41]
     settings = Settings(model="demo", shadow="none", workers=1, threads=1, loader="memory")
     with closing(Dying(settings, demo_store("float32"))) as cluster:

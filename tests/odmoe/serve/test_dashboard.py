@@ -87,7 +87,7 @@ def world(demo_store: Callable[[str], Any], shadow_model: Callable[[str], Any]) 
     drafts = DraftSource(3, prompt=True)
     cluster = ServedCluster(demo_store("float32"), workers=2, shadow=shadow_model("nf4"), drafts=drafts)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("main_node.node.DRAIN_S", 0.2)  # drafts overtake the shadow, which is waited for then
+        patch.setattr("main_node.node.LAST_PREDICTIONS_S", 0.2)  # drafts overtake the shadow, which is waited for then
         try:
             found.metrics = Metrics(SimpleNamespace(figures=lambda: figures_of(cluster.main)))  # type: ignore[arg-type]
             found.metrics.on_refused("queue_full")

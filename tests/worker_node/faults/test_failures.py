@@ -75,7 +75,7 @@ IN_A_LOAD: dict[str, Callable[[Worker], tuple[Any, str]]] = {
     "the loader": lambda worker: (worker.loader, "load"),
     "the check": lambda worker: (load_checks, "compare"),
     "the pace, after": lambda worker: (worker.pace, "end_load"),
-    "the cost of the check": lambda worker: (worker.checks, "took"),
+    "the cost of the check": lambda worker: (worker.checks, "on_loaded"),
 }
 IN_A_COMPUTATION: dict[str, Callable[[Worker], tuple[Any, str]]] = {
     "the pace, before": lambda worker: (worker.pace, "begin_compute"),
