@@ -171,6 +171,7 @@ def open_model(settings: Settings, terminal: Terminal) -> OpenedModel:
     check_devices(settings)
     with terminal.progress("opening the model") as progress:
         from odmoe.clusters.configuration import check_fits, forms_needed
+        from odmoe.clusters.threads import with_threads
         from odmoe.stores import prepare_store
         from odmoe.text import check_tokenizer
 
@@ -178,6 +179,7 @@ def open_model(settings: Settings, terminal: Terminal) -> OpenedModel:
         store = prepare_store(
             settings.model, settings.store, settings.dtype, progress, needed, check_tokenizer, settings.experts
         )
+    settings = with_threads(settings, store)
     check_fits(settings, store)
     with terminal.status() as say:
         return _open_model(settings, store, say)

@@ -110,6 +110,7 @@ def run_verify(settings: Settings, prompts: list[str], tokens: int, as_json: boo
     from odmoe.clusters.configuration import check_fits, forms_needed, with_precision
     from odmoe.clusters.device_choice import choose_devices
     from odmoe.clusters.devices import check_devices, device_of
+    from odmoe.clusters.threads import with_threads
     from odmoe.stores import prepare_store
     from odmoe.text import load_tokenizer
 
@@ -122,8 +123,10 @@ def run_verify(settings: Settings, prompts: list[str], tokens: int, as_json: boo
         store = prepare_store(
             settings.model, settings.store, settings.dtype, progress, needed, experts=settings.experts
         )
+        settings = with_threads(settings, store)
         check_fits(settings, store)
         settings = choose_devices(with_precision(settings, store), store)
+    prepare_libraries(settings.threads_a_node)  # the reference, too, computes with that number
     device = device_of(settings, "main")  # others round differently
     if store.manifest.dtype != dtype:  # a store that was there may have another dtype than its checkpoint
         check_memory(path.name, config, store.manifest.dtype)
