@@ -134,7 +134,7 @@ class Scratch:
     weights: torch.Tensor
 
     @staticmethod
-    def of(layers: list[LayerSpec], group: int, device: str = "cpu") -> Scratch:
+    def for_layers(layers: list[LayerSpec], group: int, device: str = "cpu") -> Scratch:
         """Enough for these full layers' largest weight, in pieces."""
         return Scratch.for_weights(Scratch.weights_for(layers, group, device), device)
 
@@ -163,7 +163,7 @@ def restore(
     """A form's blob (uint8) as the parameters of the full `layer`, each in its own dtype, in memory of their own."""
     full = {spec.name: torch.empty(spec.shape, dtype=DTYPES[spec.dtype], device=device) for spec in layer.tensors}
     views = planned_form(layer, form, group).views(blob)
-    restore_into(full, views, FORMS[form], Scratch.of([layer], group, device))
+    restore_into(full, views, FORMS[form], Scratch.for_layers([layer], group, device))
     return full
 
 

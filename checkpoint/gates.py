@@ -81,12 +81,12 @@ class Gates:
         """Drop the gate's last output: for a long prompt it has megabytes."""
         self._last.pop(layer, None)
 
-    def at(self, layer: int, hidden: torch.Tensor) -> torch.Tensor:
+    def scores_of(self, layer: int, hidden: torch.Tensor) -> torch.Tensor:
         """Scores [T, E] of any gate inputs [T, H]. `scores` stays as it is."""
         return self._scores(layer, self._output(layer, hidden))
 
     def ranked_at(self, layer: int, hidden: torch.Tensor) -> torch.Tensor:
-        """As `at`, with the chosen experts raised as in `ranked_scores`."""
+        """As `scores_of`, with the chosen experts raised as in `ranked_scores`."""
         return self._raise_chosen(layer, self._output(layer, hidden))
 
     def _output(self, layer: int, hidden: torch.Tensor) -> Any:

@@ -282,7 +282,7 @@ def go_to(cache: Any, to: Mark) -> None:
         for name in own.keys() - kept.keys():
             del own[name]
         for name, value in kept.items():
-            own[name] = value.of(own[name]) if isinstance(value, _Cut) else value
+            own[name] = value.cut(own[name]) if isinstance(value, _Cut) else value
     if to.states is not None:
         cache.linear_cache[:] = to.states
 
@@ -294,7 +294,7 @@ class _Cut:
     axis: int
     count: int
 
-    def of(self, tensor: torch.Tensor) -> torch.Tensor:
+    def cut(self, tensor: torch.Tensor) -> torch.Tensor:
         return tensor.narrow(self.axis, 0, self.count)
 
 

@@ -27,7 +27,7 @@ Attributes = dict[tuple[str, Any], Any]
 class RowCaches:
     """`position`: of the block's first row, so many tokens are in the cache. `rows`: of the block.
 
-    `going_on` is called before a row goes on from a gate, `on_reached` when it has stopped at the next or has ended;
+    `on_resumed` is called before a row goes on from a gate, `on_reached` when it has stopped at the next or has ended;
     both row by row. `cut` is called once all have ended.
     """
 
@@ -68,7 +68,7 @@ class RowCaches:
         """What the model is given as its cache for this row."""
         return seen_at(self._cache, self._position + row)
 
-    def going_on(self, row: int) -> None:
+    def on_resumed(self, row: int) -> None:
         """A row goes on from the gate at which it has stopped: what its layer changes behind the gate is found by
         comparison."""
         number = self._at[row]

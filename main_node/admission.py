@@ -72,7 +72,7 @@ class Admission:
         self._open.add(request)
 
     def _wait(self, request: Request) -> None:
-        def served() -> bool:
+        def has_turn() -> bool:
             first = self._waiting[0] is request and len(self._open) < self.parallel
             return first or request.cancelled.is_set()
 
@@ -80,7 +80,7 @@ class Admission:
         try:
             in_time, left_s, before_s = False, self._deadline_s, self._paused_s()
             while not in_time and left_s > 0:
-                in_time = self._changed.wait_for(served, left_s)
+                in_time = self._changed.wait_for(has_turn, left_s)
                 paused_s = self._paused_s()
                 left_s, before_s = paused_s - before_s, paused_s
             request.check_wanted()
@@ -103,7 +103,7 @@ class Admission:
         with self._changed:
             return list(self._open)
 
-    def look(self) -> None:
+    def wake_waiting(self) -> None:
         """A waiting request may have been cancelled."""
         with self._changed:
             self._changed.notify_all()

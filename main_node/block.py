@@ -105,7 +105,7 @@ class Block:
 
     def _resume(self, row: int, value: torch.Tensor | None) -> Any:
         if not isinstance(self._stops[row], LinearCall):
-            self._caches.going_on(row)
+            self._caches.on_resumed(row)
         stop = self._stops[row] = self._rows[row].resume(value)
         if not isinstance(stop, LinearCall):
             self._caches.on_reached(row, stop.layer if isinstance(stop, RowGate) else None)

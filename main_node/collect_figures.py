@@ -31,11 +31,11 @@ def figures_of(main: MainNode) -> Figures:
 
 def _usage(engine: Engine) -> dict[str, WorkerUsage | ShadowUsage]:
     """What the nodes hold, by their names. Empty in emulated time, which counts each message."""
-    return {} if engine.pace.emulated else engine.peers.last_usage(FIRST_S)
+    return {} if engine.pace.profile_name else engine.peers.last_usage(FIRST_S)
 
 
 def _peers(peers: Peers, usage: Mapping[str, WorkerUsage | ShadowUsage]) -> tuple[NodeFigures, ...]:
-    suspects = peers.suspected()
+    suspects = peers.suspected_workers()
     return tuple(
         replace(
             node,

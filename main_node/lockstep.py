@@ -151,14 +151,14 @@ class LockStep:
         least = min((wait.within_s for _, wait in waits), default=math.inf)
         combine = all if self._batched else any
 
-        def changed() -> bool:
+        def can_go_on() -> bool:
             if any(wait.ready() for _, wait in waits if wait.foresight):
                 return True
             return combine(wait.ready() and not wait.foresight for _, wait in waits)
 
         lent = self._engine.lent
         with lent.lend():
-            if lent.run_until(changed, least):
+            if lent.run_until(can_go_on, least):
                 return
         late = next(run for run, wait in waits if wait.within_s == least)
         late.go_on(False)

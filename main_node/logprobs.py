@@ -29,7 +29,7 @@ class Logprobs(NamedTuple):
     ids: torch.Tensor
     """These tokens: [T, n]."""
 
-    def told(self, tokens: list[int]) -> list[TokenLogprobs]:
+    def of_tokens(self, tokens: list[int]) -> list[TokenLogprobs]:
         """For the client. `tokens`: those at these places. Waits for the device."""
         own, best, ids = (tensor.tolist() for tensor in to_host(*self))
         return [

@@ -20,6 +20,7 @@ from checkpoint.devices.transfer import to_host, token_ids
 from checkpoint.generation.own_path import OwnPath
 from checkpoint.generation.rotary import Rotary
 from checkpoint.linear_batch import at_once, batch_linear
+from checkpoint.native.encoded_linear import use_fast_kernel
 from checkpoint.row_caches import seen_at
 from checkpoint.store import ExpertStore
 from main_node.admission import Admission, Sharing
@@ -37,14 +38,14 @@ from main_node.report import MainMemory, Report, Times, build_report
 from main_node.request import Request
 from main_node.sampling import GREEDY, Sampling
 from main_node.shadow_start import ShadowStart
-from main_node.shape import check_prompt, limited, model_shape
+from main_node.shape import check_prompt, model_shape, with_context
 from main_node.sources import Computing, PredictionSources, TextRules
 from main_node.steps import PassJob, Steps
 from scheduler import types as t
 from scheduler.errors import ConfigError, NonFiniteError
 from wire.machine import processor_name
 
-DRAIN_S = 10.0
+LAST_PREDICTIONS_S = 10.0
 """Longest wait for an answer's last predictions, so that recall counts them."""
 
 
@@ -80,11 +81,13 @@ class MainNode:
         self.model = load_dense(store.dense, store.manifest.config, computing.dtype, self.device)
         check_settings(self.model)
         linear.replace_in(self.model)
+        if linear.kernel == "fast":
+            use_fast_kernel(self.model)
         self.device_text = f"{self.device} ({_device_name(self.device)})"
         self._own_path, self._rotary = OwnPath(self.model), Rotary(self.model)
         self.kernel = linear.kernel
         """Of the experts too. With any but `exact`, answers may differ from those of Transformers."""
-        self.shape = limited(model_shape(store), sharing.context)
+        self.shape = with_context(model_shape(store), sharing.context)
         self.text = text
         self.on_logits: Callable[[int, torch.Tensor], None] | None = None
         """Gets a request's number and the logits [V], float32, on the host, from which each of its tokens is chosen."""
@@ -167,7 +170,7 @@ class MainNode:
         `stop_token_ids`, with the token that completes one of the texts in `stop`, after `max_new_tokens`, or where the
         context is full. With the first token the answer takes its place among those that are computed at once, and
         keeps it until its last token or until it is closed. The report waits for predictions that the shadow owes, for
-        at most `DRAIN_S`.
+        at most `LAST_PREDICTIONS_S`.
 
         `logprobs`: each step has the log-probabilities of its token and of so many most probable ones.
         `prompt_logprobs`: so has the first step of the prompt's tokens. `schema`: a JSON schema, as text, that the
@@ -203,7 +206,7 @@ class MainNode:
 
     def _give_up(self, request: Request) -> None:
         """From any thread."""
-        self.admission.look()
+        self.admission.wake_waiting()
         self.engine.close_request(request.number)
         self.steps.drop(request)
 
@@ -217,7 +220,7 @@ class MainNode:
             request.sequence.free()
             leave()
             yield last
-            complete = self.engine.wait_for_predictions(request.number, DRAIN_S)
+            complete = self.engine.wait_for_predictions(request.number, LAST_PREDICTIONS_S)
             report = self._report(request, times, finish, complete)
         yield Step(None, report)
 
@@ -239,7 +242,7 @@ class MainNode:
         lost_before = self.engine.pace.lost_s
         gained = self._read(request, sequence.prompt, 0, prefill=True)
         first = time.perf_counter()
-        carried = self.engine.carried(number)
+        carried = self.engine.token_traffic(number)
         shadow_wait_s = longest_s = 0.0
         last = first
         if self._shadow is not None:
@@ -358,7 +361,7 @@ class MainNode:
             logits = self._logits(tokens, request.sequence.cache)
         scores = request.unread_scores
         if scores is not None:
-            with self._explained(request):
+            with self._explaining_faults(request):
                 scores.read(self._output_layer, request.check_wanted)
         gained = (self._choose(request, logits),) if last else ()
         self.engine.spans.end_pass(request.number)
@@ -400,11 +403,11 @@ class MainNode:
     def _choose(self, request: Request, logits: torch.Tensor) -> int:
         if self.on_logits is not None:
             self.on_logits(request.number, to_host(logits)[0])
-        with self._explained(request):
+        with self._explaining_faults(request):
             return request.chooser.choose(logits)
 
     @contextlib.contextmanager
-    def _explained(self, request: Request) -> Iterator[None]:
+    def _explaining_faults(self, request: Request) -> Iterator[None]:
         """Where logits are not finite, by a worker's fault or the model's own: AnswerWithdrawnError for the former."""
         try:
             yield

@@ -144,8 +144,8 @@ class Times:
     decode_s: float
     shadow_wait_s: float
     longest_gap_s: float
-    carried: dict[str, int] | None
-    """Bytes that the streams had carried when the first token was there. See `Roster.carried`."""
+    token_traffic: dict[str, int] | None
+    """Bytes that the streams had carried when the first token was there. See `Roster.token_traffic`."""
     lost_s: float
     """By which the machine was too slow for a profile; 0 in real time."""
 
@@ -235,12 +235,12 @@ def build_report(
         read_again=request.read_again,
         kernel=kernel,
         seed=chooser.seed,
-        emulated=engine.pace.emulated,
+        emulated=engine.pace.profile_name,
         cluster=engine.cluster_figures(workers.values()),
-        wire_bytes_per_token=_wire_bytes(engine, number, count - 1, times.carried),
+        wire_bytes_per_token=_wire_bytes(engine, number, count - 1, times.token_traffic),
         devices={"main": device, **engine.peers.roster.devices()},
         one_kind=one_kind,
-        lost_s=times.lost_s if engine.pace.emulated else None,
+        lost_s=times.lost_s if engine.pace.profile_name else None,
     )
 
 
@@ -270,7 +270,7 @@ def _memory(
 
 def _wire_bytes(engine: Engine, number: int, tokens: int, before: dict[str, int] | None) -> dict[str, float] | None:
     """Bytes a decode token by stream. `before`: carried when the first token was there."""
-    after = engine.carried(number)
+    after = engine.token_traffic(number)
     if before is None or after is None or tokens < 1:
         return None
     return {name: round((after[name] - before[name]) / tokens, 1) for name in after}

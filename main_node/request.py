@@ -16,7 +16,7 @@ from main_node.choosing.prompt_scores import PromptScores
 from main_node.drafting import Drafts
 from main_node.engine.sequence import Sequence
 from main_node.logprobs import TokenLogprobs
-from main_node.reach import Window
+from main_node.prediction_filter import Window
 from scheduler.errors import RequestCancelledError, RequestFailedError
 
 
@@ -65,7 +65,7 @@ class Request:
     is_decoding: bool = False
     """It has its first token."""
 
-    # With the engine's lock, `window` as `Reach` says.
+    # With the engine's lock, `window` as `PredictionFilter` says.
     window: Window = field(init=False)
     """What the shadow may predict."""
     is_answered: bool = False
@@ -89,7 +89,7 @@ class Request:
     def unread_scores(self) -> PromptScores | None:
         """`prompt_scores`, while tokens of the prompt are still to be read."""
         scores = self.prompt_scores
-        return scores if scores is not None and scores.wanted else None
+        return scores if scores is not None and scores.unscored_tokens else None
 
     def check_wanted(self) -> None:
         """Raises RequestCancelledError where the answer has been given up."""

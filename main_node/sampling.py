@@ -50,22 +50,22 @@ class Sampling:
     """(token id, what is added to its logit)."""
 
     @property
-    def drawn(self) -> bool:
+    def is_random(self) -> bool:
         """Whether tokens are drawn. Else the most probable one is taken."""
         given = bool(self.temperature) or self.top_k is not None or self.top_p is not None
         return self.temperature != 0 and (self.draw or given)
 
     def overrides(self) -> dict[str, Any]:
         """Keyword arguments for `generate`."""
-        names = ("temperature", "top_k", "top_p") if self.drawn else ()
+        names = ("temperature", "top_k", "top_p") if self.is_random else ()
         given = {name: getattr(self, name) for name in (*names, "repetition_penalty")}
-        return {"do_sample": self.drawn} | {name: value for name, value in given.items() if value is not None}
+        return {"do_sample": self.is_random} | {name: value for name, value in given.items() if value is not None}
 
 
 GREEDY = Sampling()
 
 
-class How(TypedDict, total=False):
+class GenerateOptions(TypedDict, total=False):
     """Keyword arguments of `MainNode.generate` beside prompt and length. It documents them."""
 
     ignore_eos: bool
@@ -77,7 +77,7 @@ class How(TypedDict, total=False):
     schema: str | None
 
 
-def ignored(model: Any) -> list[str]:
+def ignored_settings(model: Any) -> list[str]:
     """`name=value` of the model's generation settings that would change its tokens and are not supported."""
     settings = model.generation_config
     found = {name: getattr(settings, name, None) for name in UNSUPPORTED}

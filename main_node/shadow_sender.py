@@ -51,7 +51,7 @@ class ShadowSender:
         nbytes = carrier.begun_bytes - before
         with self._closing:
             if nbytes and self._threaded and self._thread is None and not self._closed:
-                self._thread = SerialThread("to-shadow", _failed)
+                self._thread = SerialThread("to-shadow", _log_failure)
         if self._thread is None or shadow is None:
             self._send(shadow, messages, nbytes)
             return
@@ -86,5 +86,5 @@ class ShadowSender:
             self._thread.close()
 
 
-def _failed(error: Exception) -> None:
+def _log_failure(error: Exception) -> None:
     _log.warning("to-shadow: %s: %s", type(error).__name__, error)

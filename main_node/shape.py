@@ -18,7 +18,7 @@ def model_shape(store: ExpertStore) -> t.ModelShape:
     return family.shape_of(config, manifest.moe_layers, manifest.experts, by_layer)
 
 
-def limited(shape: t.ModelShape, context: int | None) -> t.ModelShape:
+def with_context(shape: t.ModelShape, context: int | None) -> t.ModelShape:
     """The shape with a smaller context. Raises ConfigError for one beyond the model's own."""
     return replace(shape, context=limited_context(shape.context, context))
 

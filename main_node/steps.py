@@ -189,7 +189,7 @@ class Steps:
                 try:
                     self._engine.begin_step((job.one,))
                     job.enter()
-                    with self._timed([job]):
+                    with self._timing([job]):
                         job.forward()
                 except BaseException as error:
                     job.end(error)
@@ -199,7 +199,7 @@ class Steps:
             self._on_ended([job], began)
 
     @contextlib.contextmanager
-    def _timed(self, jobs: list[PassJob]) -> Iterator[None]:
+    def _timing(self, jobs: list[PassJob]) -> Iterator[None]:
         began, waited_s = self._engine.pace.now(), self._engine.deadlines.waited_s
         yield
         if self._engine.deadlines.waited_s == waited_s:
@@ -217,7 +217,7 @@ class Steps:
                 job.request.is_decoding |= bool(job.gained)
             back = {job.request for job in self._ready}
             self._expected = {job.request for job in jobs} & self._open - back
-            longest_s = CREDIT_S if self._engine.pace.emulated else GRACE_S
+            longest_s = CREDIT_S if self._engine.pace.profile_name else GRACE_S
             self._grace_end = now + min(GRACE_SHARE * (now - began), longest_s)
             if self._ready:
                 self._changed.notify()
@@ -279,14 +279,14 @@ class Steps:
                 elif self._closed or (not self._changed.wait(IDLE_S) and not self._ready):
                     self._thread = None
                     return []
-            jobs = self._chosen()
+            jobs = self._choose_jobs()
             self._busy = True
             return jobs
 
     def _grace_s(self) -> float:
         return self._grace_end - time.monotonic() if self._expected else 0.0
 
-    def _chosen(self) -> list[PassJob]:
+    def _choose_jobs(self) -> list[PassJob]:
         """All that are ready, but no more of prompts than a chunk while others are answered. The first prompt is read
         in chunks if it must; another joins if it fits as a whole, so that short ones are never split."""
         bound = self._chunk if self._chunk and len(self._open) > 1 else 0
@@ -311,7 +311,7 @@ class Steps:
         batched = self._batched and len(jobs) > 1
         try:
             self._engine.begin_step(tuple(job.one for job in jobs), batched)
-            with self._timed(jobs):
+            with self._timing(jobs):
                 LockStep(self._engine, jobs, batched).run()
         except BaseException as error:  # noqa: BLE001 - a defect: every waiting thread must hear of it
             for job in jobs:

@@ -31,7 +31,7 @@ class JsonGuide:
         self._unwanted = list(unwanted)
         self._vocabulary = vocabulary
 
-    def allowed(self) -> torch.Tensor:
+    def allowed_tokens(self) -> torch.Tensor:
         import numpy as np
         import torch
 
@@ -85,7 +85,7 @@ class JsonGuides:
             raise ConfigError(f"the schema is refused: {_short(matcher.get_error())}; change the schema")
         guide = JsonGuide(matcher, unwanted, vocabulary)
         matcher.compute_bitmask()
-        if matcher.is_error() or not guide.allowed().any():
+        if matcher.is_error() or not guide.allowed_tokens().any():
             raise ConfigError(
                 "the schema is refused: this model has no token to begin a text that follows it; change it"
             )

@@ -56,7 +56,7 @@ class Offsets:
         for token in shown[-_LONGEST_CHARACTER:]:
             self._decoder.decode(texts.bytes_of(token))
 
-    def of(self, tokens: Iterable[int]) -> list[int]:
+    def offsets_of(self, tokens: Iterable[int]) -> list[int]:
         """Of the next tokens."""
         found = []
         for token in tokens:

@@ -1,15 +1,15 @@
-"""Which pass of a request the shadow runs next, and when it goes back; the same for the shadow and for a simulated one.
+"""Decides which pass the shadow runs next, and when it repeats one. The simulated shadow uses it too.
 
-At once: after a pass the shadow goes on from its own token and its own KV rows. When the alignment of a pass comes that
-has begun without it,
+Late (OD-MoE section 3.2): a pass waits for its alignment.
 
-- and the token is another, the shadow goes back to before that pass, and reads the main model's token;
-- and the token is the same, but KV rows have come, a pass in flight takes them over between two layers. When it has
-  ended, it is repeated with them from its first layer, as is one that had ended before. What was predicted stands where
-  the repetition predicts the same. It is given up when the main model announces the next pass: that one is urgent;
-- and the token is the same, and there are no KV rows, the pass stands.
+At once: a pass starts without waiting, from the shadow's own token and KV rows. When its alignment comes later, there
+are three cases:
 
-Late: a pass waits for its alignment (OD-MoE section 3.2).
+- The token differs: the shadow goes back to before that pass, and reads the main model's token.
+- The token is the same, with KV rows: a pass in flight takes them over between two layers. Once it has ended, it is
+  repeated with them from its first layer, as is a pass that had ended before. Equal predictions stand. The repetition
+  is given up when the main model announces the next pass, which is urgent.
+- The token is the same, without KV rows: the pass stands.
 
 Drafting, at either departure: the shadow runs as many passes ahead as the main model asks for. A block is aligned once,
 after it. KV rows are taken over, in flight or at rest, and no pass is repeated for them, since drafts must come soon. A

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import subprocess
@@ -28,6 +29,14 @@ os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"
 _CACHE = tempfile.TemporaryDirectory(prefix="odmoe-tests-")
 os.environ["XDG_CACHE_HOME"] = _CACHE.name
 os.environ["XDG_CONFIG_HOME"] = _CACHE.name
+
+gc.disable()  # until all tests are collected: what that makes stays
+
+
+def pytest_collection_finish() -> None:
+    """What is there before the first test is not looked through again: a collection of it takes a second."""
+    gc.freeze()
+    gc.enable()
 
 
 @dataclass

@@ -31,12 +31,15 @@ CASES = [
 ]
 
 
-FAST = ("base", "slots 2", "shadow none", "shadow nf4", "workers 3, slots 2, memory", "token never, KV every 3")
+FAST = (
+    *(("base", "float32"), ("shadow none", "float32"), ("shadow nf4", "bfloat16")),
+    *(("workers 3, slots 2, memory", "bfloat16"), ("token never, KV every 3", "float32")),
+)
 
 
 @pytest.mark.parametrize(
     ("name", "dtype", "number"),
-    slow_except([case for case in CASES if case[0] in FAST], CASES),
+    slow_except([case for case in CASES if case[:2] in FAST], CASES),
     ids=[f"{name}-{dtype}" for name, dtype, _ in CASES],
 )
 def test_tokens_and_logits_bit_for_bit(name: str, dtype: str, number: int, embedded: Any, reference: Any) -> None:
@@ -68,7 +71,7 @@ def test_the_fast_kernel_keeps_the_tokens_but_does_not_promise_them(embedded: An
         torch.testing.assert_close(got, wanted, rtol=0.05, atol=0.1)
 
 
-@pytest.mark.parametrize("rows", [1, 7])
+@pytest.mark.parametrize("rows", slow_except([7], [1, 7]))
 def test_split_prefill_keeps_the_tokens(rows: int, embedded: Any, reference: Any) -> None:
     check_split_prefill(embedded(mini_batch=rows, shadow="none"), reference("float32", 0, TOKENS))
 
@@ -98,6 +101,7 @@ def test_device_bytes_are_a_fraction_of_the_whole(embedded: Any, reference: Any)
     assert report.memory_bytes["workers"] == [one_expert] * 8
 
 
+@pytest.mark.slow
 def test_two_requests_in_turns(embedded: Any, reference: Any) -> None:
     """Two answers a token at a time, each as if it were alone; a third is given up half-way."""
     cluster = embedded("float32", shadow="nf4", **WHOLE)
@@ -113,6 +117,7 @@ def test_two_requests_in_turns(embedded: Any, reference: Any) -> None:
     assert got == [first.tokens, second.tokens, third.tokens[:4]]
 
 
+@pytest.mark.slow
 def test_end_of_sequence_ends_the_answer(embedded: Any, demo: Any) -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -128,6 +133,7 @@ def test_end_of_sequence_ends_the_answer(embedded: Any, demo: Any) -> None:
         assert collect(answer)[0] == expected
 
 
+@pytest.mark.slow
 def test_no_copy_of_an_expert_outside_the_slots(
     embedded: Any, reference: Any, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> None:

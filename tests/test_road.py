@@ -39,6 +39,7 @@ def cluster(road: Road, demo_store: Callable[[str], Any], demo: Path) -> Iterato
     made.close()
 
 
+@pytest.mark.slow
 def test_from_a_gate_to_its_layers_output(
     road: Road, cluster: EmbeddedCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -48,6 +49,7 @@ def test_from_a_gate_to_its_layers_output(
     assert len(fewest(roads)) <= 44, fewest(roads)
 
 
+@pytest.mark.slow
 def test_from_a_prediction_to_its_load(road: Road, cluster: EmbeddedCluster, monkeypatch: pytest.MonkeyPatch) -> None:
     roads = between(road, (Passes, "_predict"), (_Session, "_load"), monkeypatch.setattr)
     list(cluster.generate(PROMPT, 24, ignore_eos=True))

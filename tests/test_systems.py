@@ -83,7 +83,7 @@ def test_what_everything_has_room_for_is_loaded_once(embedded: Any, reference: A
 APPROXIMATE = sorted({*SYSTEMS} - {*EXACT, "od-moe", "fully-cached", "ktransformers"})
 
 
-@pytest.mark.parametrize("name", slow_except(("fate", "importance", "sep-arc"), APPROXIMATE))
+@pytest.mark.parametrize("name", slow_except(("importance", "sep-arc"), APPROXIMATE))
 def test_the_others_answer_and_say_that_they_are_approximate(name: str, embedded: Any, reference: Any) -> None:
     quantised = name in ("fate", "hobbit", "mixtral-offloading")
     forms = {"smaller_forms": "always"} if quantised else {}  # whether they pay is a matter of the machine

@@ -15,6 +15,7 @@ from odmoe.clusters.embedded import EmbeddedCluster
 from scheduler.timing.profile import find_profile
 from scheduler.trace import Span, read_trace
 from scheduler.types import Visit
+from support.cases import slow_except
 from support.machines.cli import CommandLine
 
 COUNT = 6
@@ -63,7 +64,7 @@ SETTINGS: tuple[dict[str, Any], ...] = (
 )
 
 
-@pytest.mark.parametrize("settings", SETTINGS, ids=str)
+@pytest.mark.parametrize("settings", slow_except((SETTINGS[0], SETTINGS[3]), SETTINGS), ids=str)
 @pytest.mark.usefixtures("shadow_waits")
 def test_the_trace_is_what_happened(settings: dict[str, Any], embedded: Any, reference: Any) -> None:
     expected = reference("float32", 0, COUNT)

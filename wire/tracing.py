@@ -8,7 +8,7 @@ from pathlib import Path
 from scheduler.trace import CAME, SENT, SpanTuple, Tracer
 from wire.messages import Align, Compute, Computed, Prediction, TraceRecords
 
-Travelling = Compute | Align | Computed | Prediction
+TracedMessage = Compute | Align | Computed | Prediction
 PART = 20_000
 """Records in one message."""
 
@@ -28,11 +28,11 @@ class NodeSpans:
         if self.on:
             self._tracer.add(what, label, start, end)
 
-    def on_sent(self, message: Travelling) -> None:
+    def on_sent(self, message: TracedMessage) -> None:
         if self.on:
             self._tracer.mark(SENT, key_of(message))
 
-    def on_received(self, message: Travelling) -> None:
+    def on_received(self, message: TracedMessage) -> None:
         if self.on:
             self._tracer.mark(CAME, key_of(message))
 
@@ -48,7 +48,7 @@ class NodeSpans:
         return TraceRecords(machine(), self.now(), whats, labels, starts, ends, bool(self._rest))
 
 
-def key_of(message: Travelling) -> str:
+def key_of(message: TracedMessage) -> str:
     """The same on both sides of a stream, and unique among the messages in flight between two nodes."""
     if isinstance(message, Compute):
         return f"{message.layer}.{message.expert} to #{message.call_id}"

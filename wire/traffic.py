@@ -30,7 +30,7 @@ class MessageCounts:
             self._messages[kind] = self._messages.get(kind, 0) + 1
             self._nbytes[kind] = self._nbytes.get(kind, 0) + nbytes
 
-    def of(self, *kinds: type) -> Count:
+    def count_of(self, *kinds: type) -> Count:
         """The count of these kinds of messages; of all if no kind is given."""
         with self._lock:
             wanted = kinds or tuple(self._messages)

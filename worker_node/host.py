@@ -163,7 +163,7 @@ class _Session(ComputeSession):
 
     def dispatch(self, message: Message) -> None:
         if isinstance(message, Compute):
-            self.came(message)
+            self.on_rows(message)
             if self.admit(message):
                 self._queue(message)
         elif isinstance(message, AskUsage):

@@ -254,7 +254,7 @@ class _Session(ComputeSession):
             self.on_evicted(message.slot)
             self._evict(message.slot)
         elif isinstance(message, Compute):
-            self.came(message)
+            self.on_rows(message)
             if self.admit(message):
                 self._compute(message)
         elif isinstance(message, AskUsage):
@@ -368,7 +368,7 @@ class _Session(ComputeSession):
             self.spans.add("given up" if cancelled else "load", occupancy.label, start, occupancy.ended)
         if cancelled:
             return None
-        worker.checks.took(seconds, load)
+        worker.checks.on_loaded(seconds, load)
         return Loaded(occupancy.load_id, load.nbytes, seconds, load.checked)
 
     def _begin_waiting(self, occupancy: _SlotOccupancy) -> None:

@@ -117,7 +117,7 @@ class ComputeSession(Session):
     def send_usage(self) -> None:
         self.send(self.usage())
 
-    def came(self, message: Compute) -> None:
+    def on_rows(self, message: Compute) -> None:
         """Rows have arrived. Raises ProtocolError where they are not those that were sent."""
         if self.spans.on:
             self.spans.on_received(message)

@@ -6,23 +6,20 @@ All layers of a model share the memory in which their weights are restored (`Lin
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, partial
 
 import torch
 from torch.nn import functional
 
-from checkpoint.kernels import EXACT, PROBE_ROWS, probes
+from checkpoint.kernels import EXACT, FAST, PROBE_ROWS, Linear, probes
 from checkpoint.native.encoding import SCALES, Encoding, Parts
+from checkpoint.native.row_products import MOST_ROWS, RowProduct, RowScratch, row_products
 from checkpoint.native.threads import together
 from checkpoint.tensors import aligned_buffer, round_up
 
 PIECE_VALUES = 1 << 20
 """Values of a weight that a thread restores at a time: as many as stay in its cache until they have been multiplied."""
-
-MOST_FEW_ROWS = 8
-"""Rows that `EncodedLinear.few_rows` multiplies."""
 
 _EVEN_ROWS = 128
 """Of a piece. Blocks of scales are as high, or divide it."""
@@ -32,9 +29,6 @@ _MANY_ROWS = 128
 _ALIGN = 64
 """Bytes."""
 
-RowProducts = Callable[[torch.Tensor], torch.Tensor]
-"""Rows [n, in] -> [n, out], n at most `MOST_FEW_ROWS`."""
-
 
 class EncodedLinear(torch.nn.Module):
     """As `torch.nn.Linear`, with the bits of one that has the restored weight.
@@ -43,7 +37,7 @@ class EncodedLinear(torch.nn.Module):
     few rows with the encoded weight, that need not have these bits; None where there is none.
     """
 
-    few_rows: RowProducts | None = None
+    few_rows: RowProduct | None = None
 
     def __init__(self, in_features: int, out_features: int, bias: torch.nn.Parameter | None) -> None:
         super().__init__()
@@ -95,7 +89,7 @@ class EncodedLinear(torch.nn.Module):
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         rows = input.reshape(-1, self.in_features)
-        if self.few_rows is not None and len(rows) <= MOST_FEW_ROWS:
+        if self.few_rows is not None and len(rows) <= MOST_ROWS:
             with self._scratch[0].lock:  # these products may share scratch memory, too
                 out = self.few_rows(rows)
             out = out if self.bias is None else out + self.bias
@@ -140,6 +134,8 @@ class LinearScratch(torch.nn.Module):
     def __init__(self, layers: list[EncodedLinear]) -> None:
         super().__init__()
         self.lock = threading.Lock()
+        self.linear = EXACT
+        """Multiplies with restored weights."""
         self._threads = torch.get_num_threads()
         self._kinds = {_Kind.of(layer) for layer in layers}  # no reference to the layers, which others may replace
         self._target: torch.Tensor | None
@@ -177,13 +173,14 @@ class LinearScratch(torch.nn.Module):
             if step >= layer.out_features:
                 weight = _in(target, layer, layer.out_features)
                 restore(layer, weight, 0, work)
-                return EXACT(rows, weight, layer.bias)
+                return self.linear(rows, weight, layer.bias)
             out = rows.new_empty(len(rows), layer.out_features)
             shares = target.split(len(target) // self._threads // _ALIGN * _ALIGN)
             firsts = range(0, layer.out_features, step)
             jobs = [
                 partial(
                     _multiply_pieces,
+                    self.linear,
                     layer,
                     rows,
                     out,
@@ -216,6 +213,7 @@ class LinearScratch(torch.nn.Module):
 
 
 def _multiply_pieces(
+    linear: Linear,
     layer: EncodedLinear,
     rows: torch.Tensor,
     out: torch.Tensor,
@@ -230,7 +228,7 @@ def _multiply_pieces(
         weight = _in(target, layer, last - first)
         restore(layer, weight, first, work)
         bias = None if layer.bias is None else layer.bias[first:last]
-        out[:, first:last] = EXACT(rows, weight, bias)
+        out[:, first:last] = linear(rows, weight, bias)
 
 
 def _in(target: torch.Tensor, layer: EncodedLinear, rows: int) -> torch.Tensor:
@@ -245,17 +243,14 @@ def restore(layer: EncodedLinear, target: torch.Tensor, first: int, work: torch.
     layer.encoding.restore_into({"weight": target}, {f"weight.{name}": part for name, part in parts.items()}, work)
 
 
-def bind_few_rows(
-    model: torch.nn.Module,
-    product_of: Callable[[Encoding, tuple[int, int], Parts, torch.dtype], RowProducts | None],
-) -> None:
-    """Let a model's encoded layers multiply few rows without restoring their weights: the kernel `fast`.
-
-    `product_of`: of encoding, shape [out, in], parts and dtype of a weight; None where the layer is to restore it.
-    """
+def use_fast_kernel(model: torch.nn.Module) -> None:
+    """Let a model's encoded layers multiply with the kernel `fast`: few rows with the weights as they are."""
+    scratch = RowScratch()
     for module in model.modules():
-        if isinstance(module, EncodedLinear):
-            module.few_rows = product_of(module.encoding, module.shape, module.parts, module.dtype)
+        if isinstance(module, LinearScratch):
+            module.linear = FAST
+        elif isinstance(module, EncodedLinear):
+            module.few_rows = row_products(module.encoding, module.shape, module.parts, module.dtype, scratch)
 
 
 def _rows(parts: Parts, count: int, first: int, last: int) -> Parts:

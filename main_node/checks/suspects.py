@@ -87,7 +87,7 @@ class Suspects:
             source.proof = source.faults
         return bool(source.proof)
 
-    def banned(self) -> set[int]:
+    def banned_workers(self) -> set[int]:
         """Workers whose latest processes are not taken back."""
         return {number for number, source in self._sources.items() if source.proof}
 

@@ -19,7 +19,7 @@ from main_node.checks.outputs import is_finite
 from main_node.choosing.guide import Guide
 from main_node.choosing.processors import processors_of
 from main_node.logprobs import Logprobs, TokenLogprobs, logprobs_of
-from main_node.sampling import GREEDY, NEUTRAL, Sampling, ignored
+from main_node.sampling import GREEDY, NEUTRAL, Sampling, ignored_settings
 from scheduler.errors import ConfigError, NonFiniteError, RequestFailedError
 
 _REFUSALS = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RuntimeError)
@@ -56,7 +56,7 @@ class Chooser:
         (end-of-sequence tokens, tokens of the vocabulary) -> a guide. Raises ConfigError for settings that
         Transformers refuses, and for what the model does not have."""
         self._device: torch.device = model.device
-        self.ignored = ignored(model)
+        self.ignored = ignored_settings(model)
         """Generation settings of the model that are not supported."""
         vocabulary = model.get_input_embeddings().num_embeddings
         for token in ends.stop_token_ids:
@@ -65,7 +65,7 @@ class Chooser:
                     f"stop_token_ids has {token}; allowed: 0 to {vocabulary - 1}, the model has {vocabulary} tokens"
                 )
 
-        def prepared(model: Any) -> Any:
+        def make_config(model: Any) -> Any:
             eos = {"eos_token_id": None} if ends.ignore_eos else _with_end(model, ends.own, vocabulary)
             config, _ = model._prepare_generation_config(
                 None, **sampling.overrides(), **eos, **NEUTRAL, max_new_tokens=room
@@ -73,7 +73,7 @@ class Chooser:
             model._prepare_special_tokens(config, True, device=self._device)
             return model._prepare_generated_length(config, True, True, "input_ids", len(prompt), None)
 
-        config = _of_transformers(model, prepared)
+        config = _of_transformers(model, make_config)
         eos = config._eos_token_tensor
         self.ends: frozenset[int] = frozenset(to_host(eos)[0].tolist() if eos is not None else ())
         """End-of-sequence tokens."""
@@ -83,7 +83,7 @@ class Chooser:
         own = processors_of(sampling, len(prompt), self._guide, vocabulary, self._device)
 
         def processors(model: Any) -> Any:
-            config = prepared(model)  # Transformers changes it here
+            config = make_config(model)  # Transformers changes it here
             return model._get_logits_processor(
                 config, len(prompt), logits_processor=own, device=self._device, model_kwargs={}
             )
@@ -94,7 +94,7 @@ class Chooser:
         """Of the tokens chosen, in their order, where they are to be told."""
         self.complete_at: int | None = None
         """The number of tokens with which the text was complete, as the guide says."""
-        self._drawn = sampling.drawn
+        self._drawn = sampling.is_random
         self.seed: int | None = None
         """Seed of the draws. None where tokens are not drawn."""
         if self._drawn:
@@ -108,7 +108,7 @@ class Chooser:
     def choose(self, logits: torch.Tensor) -> int:
         """The next token from logits [V], float32. Raises NonFiniteError, and RequestFailedError for probabilities that
         are not finite and where the guide leaves no token."""
-        token = self._chosen(logits) if logits.is_cpu else self._chosen_there(logits)
+        token = self._choose_on_host(logits) if logits.is_cpu else self._choose_on_device(logits)
         self._count += 1
         if self._guide is not None and token not in self.ends:
             self._guide.take(token)
@@ -121,7 +121,7 @@ class Chooser:
         """Tokens chosen."""
         return self._count - self._prompt
 
-    def _chosen(self, logits: torch.Tensor) -> int:
+    def _choose_on_host(self, logits: torch.Tensor) -> int:
         self._check_logits(is_finite(logits))
         scores = self._scores(logits)
         if self._drawn:
@@ -133,10 +133,10 @@ class Chooser:
             self._check_scores(self._guide is None or float(scores[0, token]) > -math.inf)
         self._tokens[0, self._count] = token
         if self._top is not None:
-            self.logprobs += logprobs_of(logits[None], torch.tensor([token]), self._top).told([token])
+            self.logprobs += logprobs_of(logits[None], torch.tensor([token]), self._top).of_tokens([token])
         return token
 
-    def _chosen_there(self, logits: torch.Tensor) -> int:
+    def _choose_on_device(self, logits: torch.Tensor) -> int:
         """On an accelerator. The host waits once, for the token and for what was found of logits, probabilities and
         log-probabilities."""
         finite, scores = logits.isfinite().all(), self._scores(logits)
@@ -158,7 +158,7 @@ class Chooser:
         self._check_logits(bool(are_finite))
         self._check_scores(bool(are_usable))
         if there is not None:
-            self.logprobs += Logprobs(*rest).told([token])
+            self.logprobs += Logprobs(*rest).of_tokens([token])
         return int(token)
 
     def _scores(self, logits: torch.Tensor) -> torch.Tensor:

@@ -11,7 +11,7 @@ import torch
 class Guide(Protocol):
     """Of one answer."""
 
-    def allowed(self) -> torch.Tensor:
+    def allowed_tokens(self) -> torch.Tensor:
         """The tokens that may be next: bool [V], on the host. Raises RequestFailedError."""
 
     def take(self, token: int) -> None:

@@ -51,7 +51,7 @@ class Guided(LogitsProcessor):  # type: ignore[misc]
         self._device = device
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        (allowed,) = to_device(self._device, self._guide.allowed())
+        (allowed,) = to_device(self._device, self._guide.allowed_tokens())
         return scores.masked_fill(~allowed, -math.inf)
 
 

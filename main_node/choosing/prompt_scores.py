@@ -39,7 +39,7 @@ class PromptScores:
         self._prompt, self._top = prompt, top
 
     @property
-    def wanted(self) -> list[int]:
+    def unscored_tokens(self) -> list[int]:
         """Tokens whose log-probabilities are not there."""
         return self._prompt[len(self.found) :]
 
@@ -49,7 +49,7 @@ class PromptScores:
         states, self.states = self.states, None
         if states is None:
             raise RuntimeError("the pass has kept no hidden states")
-        tokens = self.wanted[: states.shape[1]]
+        tokens = self.unscored_tokens[: states.shape[1]]
         there = token_ids(tokens, states.device)[0]
         parts: list[Logprobs] = []
         for at in range(0, len(tokens), output.rows):
@@ -59,7 +59,7 @@ class PromptScores:
         if not parts:
             return
         whole = Logprobs(*(torch.cat(one) for one in zip(*parts, strict=True)))
-        for one in whole.told(tokens):
+        for one in whole.of_tokens(tokens):
             if math.isnan(one.logprob):
                 raise NonFiniteError(
                     f"the logits of the prompt's token {len(self.found) + 1} are not finite numbers; check that the "

@@ -164,7 +164,7 @@ class Deadlines:
 
     def _nobody_comes_back(self) -> bool:
         """All that are missing gave wrong outputs: only other processes could take their places."""
-        return bool(self._missing) and self._missing <= self._engine.peers.banned()
+        return bool(self._missing) and self._missing <= self._engine.peers.banned_workers()
 
     def _expire(self) -> None:
         reason = self._reason()
@@ -205,7 +205,7 @@ class Deadlines:
                 shadow = self._engine.peers.shadow
                 if self._opened:
                     idle_s = 0.0
-                    silent = self._look(passed_s, shadow is not None)
+                    silent = self._check(passed_s, shadow is not None)
                 else:
                     idle_s += passed_s
                 if idle_s >= IDLE_S:
@@ -214,10 +214,10 @@ class Deadlines:
             if shadow is not None and silent is not None:
                 self._engine.peers.lose_shadow(shadow, silent)
 
-    def _look(self, passed_s: float, shadowed: bool) -> DeadlineError | None:
+    def _check(self, passed_s: float, shadowed: bool) -> DeadlineError | None:
         try:
-            self._look_at_workers(passed_s)
-            return self._look_at_shadow(passed_s) if shadowed else None
+            self._check_workers(passed_s)
+            return self._check_shadow(passed_s) if shadowed else None
         except Exception as error:  # noqa: BLE001 - a dead thread would leave requests waiting for ever
             if repr(error) != self._logged:  # it may come at every look
                 self._logged = repr(error)
@@ -232,7 +232,7 @@ class Deadlines:
             self._short_s = self._stalled_s = 0.0
             self._losses.clear()
 
-    def _look_at_workers(self, passed_s: float) -> None:
+    def _check_workers(self, passed_s: float) -> None:
         self._note_progress()
         if self._engine.core.awaits_experts:
             self._stalled_s += passed_s
@@ -250,7 +250,7 @@ class Deadlines:
                 )
             )
 
-    def _look_at_shadow(self, passed_s: float) -> DeadlineError | None:
+    def _check_shadow(self, passed_s: float) -> DeadlineError | None:
         """Returns an error where it has been silent for too long."""
         owed = sum(stats.unmatched_count for stats in self._engine.core.stats.values())
         if not owed:

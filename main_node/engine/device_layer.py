@@ -99,7 +99,7 @@ class DeviceLayerWork(LayerWork):
             self._host_rows[expert] = self._host_hidden if one else self._host_hidden[self._tokens[expert]]
         return self._host_rows[expert], self._weights[expert]
 
-    def _combined(self, experts: Collection[int]) -> torch.Tensor:
+    def _combine(self, experts: Collection[int]) -> torch.Tensor:
         parts = [(expert, start) for expert in experts for start in self._outputs.get(expert, ())]
         landed = to_device(self._like.device, *(self._outputs[expert][start] for expert, start in parts))
         for (expert, start), output in zip(parts, landed, strict=True):
@@ -107,7 +107,7 @@ class DeviceLayerWork(LayerWork):
         alone = len(self._like) == 1 and all(count == 1 for count in self._counts.values())
         if self._tokens and not alone and not self._row_tokens:
             self._send_numbers()
-        return super()._combined(experts)
+        return super()._combine(experts)
 
     def _numbers(self, expert: int) -> torch.Tensor:
         return self._row_tokens[expert]

@@ -18,7 +18,7 @@ from main_node.engine.peers import Peers
 from main_node.engine.sequence import shadow_messages
 from main_node.engine.tracing import EventSpans, MainSpans, gather
 from main_node.figures import ClusterFigures
-from main_node.reach import Reach
+from main_node.prediction_filter import PredictionFilter
 from main_node.request import Request
 from main_node.shadow_sender import ShadowSender
 from main_node.totals import Totals
@@ -73,7 +73,7 @@ class Engine:
         self.spans = MainSpans(hello.trace, self.pace.now)
         self._requests: dict[int, Request] = {}
         """Those that are open, by number. Changed with the lock held."""
-        self.reach = Reach(self._requests, LOOKAHEAD, len(core.shape.layers))
+        self.prediction_filter = PredictionFilter(self._requests, LOOKAHEAD, len(core.shape.layers))
         self.departure = departure
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
@@ -90,7 +90,7 @@ class Engine:
         self._draining = False
         self._now = 0.0
         self._layers = LayersInFlight()
-        self._to_shadow = ShadowSender(self.peers, threaded=not self.pace.emulated)
+        self._to_shadow = ShadowSender(self.peers, threaded=not self.pace.profile_name)
         self._ended = Totals()
         """Of all steps and drafts, and of the requests that are closed."""
 
@@ -145,11 +145,11 @@ class Engine:
     def from_shadow(self, message: w.Message) -> None:
         """See `PeerListener`."""
         if isinstance(message, w.Draft):
-            if self.reach.takes_draft(message.request, message.step):
+            if self.prediction_filter.takes_draft(message.request, message.step):
                 self._on_draft(message)
             return
         predicted = prediction_of(message, self.core.shape, self.spans.on_received)
-        if self.reach.takes(predicted):
+        if self.prediction_filter.takes(predicted):
             self.post(predicted)
 
     def _on_draft(self, message: w.Draft) -> None:
@@ -182,7 +182,7 @@ class Engine:
             observer.on_handled(event, self._now, commands)
         for command in commands:
             self._act(command)
-            if self.pace.emulated:  # which counts each message, in this order
+            if self.pace.profile_name:  # which counts each message, in this order
                 self.peers.flush()
         self.peers.flush()
 
@@ -223,12 +223,12 @@ class Engine:
         request, policy = self._requests.get(command.request), self.core.alignment
         data = request.sequence if request is not None and not request.is_answered else None
         if isinstance(command, t.Align):
-            self.reach.on_announced(command.request, command.step, command.drafts)
+            self.prediction_filter.on_announced(command.request, command.step, command.drafts)
         self._to_shadow.send(
-            lambda carrier: self._spanned(shadow_messages(command, data, policy, LOOKAHEAD, self.departure, carrier))
+            lambda carrier: self._with_spans(shadow_messages(command, data, policy, LOOKAHEAD, self.departure, carrier))
         )
 
-    def _spanned(self, messages: Iterable[w.Message]) -> Iterator[w.Message]:
+    def _with_spans(self, messages: Iterable[w.Message]) -> Iterator[w.Message]:
         for message in messages:
             self.spans.sent_to_shadow(message)
             yield message
@@ -290,7 +290,7 @@ class Engine:
                 if self._requests.pop(number, None) is not None and request is not None:
                     request.forget_outputs()
                     self._ended.answer_tokens += tokens
-                    self.reach.on_closed()
+                    self.prediction_filter.on_closed()
             stats = self.core.stats.pop(number, None)
             if stats is not None:
                 self._ended.add(stats)
@@ -372,16 +372,16 @@ class Engine:
         stats = self.core.stats
         with self._changed:
             self._changed.wait_for(
-                lambda: self.deadlines.silent or number not in stats or not self._unpredicted(number), deadline_s
+                lambda: self.deadlines.silent or number not in stats or not self._owed_predictions(number), deadline_s
             )
-            return number in stats and not (self._unpredicted(number) or stats[number].orphans)
+            return number in stats and not (self._owed_predictions(number) or stats[number].orphans)
 
     def close_stats(self, stats: RequestStats) -> None:
         """A request's figures are about to be reported. Predictions may come meanwhile."""
         with self._lock:
             stats.close()
 
-    def _unpredicted(self, number: int) -> int:
+    def _owed_predictions(self, number: int) -> int:
         """Layers of a request that the shadow owes."""
         return self.core.stats[number].unmatched_count if self.peers.shadow is not None else 0
 
@@ -417,12 +417,12 @@ class Engine:
                 form_costs=self.core.form_costs,
             )
 
-    def carried(self, number: int) -> dict[str, int] | None:
-        """See `Roster.carried`. None where other requests are open, or were opened meanwhile, too."""
+    def token_traffic(self, number: int) -> dict[str, int] | None:
+        """See `Roster.token_traffic`. None where other requests are open, or were opened meanwhile, too."""
         with self._lock:
             request = self._requests.get(number)
             alone = self.core.stats.keys() <= {number} and not (request is not None and request.is_shared)
-            return self.peers.roster.carried() if alone else None
+            return self.peers.roster.token_traffic() if alone else None
 
     def close(self) -> None:
         """End every stream, and take no new one. A request that still waits for a worker fails."""

@@ -51,7 +51,7 @@ class RemoteExperts:
         if hidden.is_cpu:
             layer = LayerWork(hidden, index, weights, self._engine.lent)
             if self.watch is not None:
-                self.watch.look(visit, layer)
+                self.watch.keep_scores(visit, layer)
             return layer
         peers, device = self._engine.peers, hidden.device
         scores = self.watch.scores(visit.layer) if self.watch is not None else None
@@ -59,7 +59,7 @@ class RemoteExperts:
         stays = partial(peers.stays, device=device)
         there = DeviceLayerWork(hidden, index, weights, self._engine.lent, stays, leave, scores)
         if self.watch is not None:
-            self.watch.look(visit, there, there.gate_scores)
+            self.watch.keep_scores(visit, there, there.gate_scores)
         return there
 
     def _run(self, visit: t.Visit, layer: LayerWork) -> None:
@@ -69,7 +69,7 @@ class RemoteExperts:
         engine.pace.gate(request, announce)  # in emulated time, when it is due
         try:
             if self.watch is not None:
-                if not engine.pace.emulated:  # there it counts as computed with the gate
+                if not engine.pace.profile_name:  # there it counts as computed with the gate
                     layer.yield_to_gates()
                 for fact in self.watch.ahead(visit, layer):
                     engine.pace.on_foreseen(request, partial(engine.post, fact), self._attention)

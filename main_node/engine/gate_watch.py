@@ -67,7 +67,7 @@ class GateWatch:
         """[T, E] of the gate that has fired; None where no policy reads them."""
         return self._gates.scores(layer) if self._scores else None
 
-    def look(self, visit: t.Visit, layer: LayerWork, scores: torch.Tensor | None = None) -> None:
+    def keep_scores(self, visit: t.Visit, layer: LayerWork, scores: torch.Tensor | None = None) -> None:
         """A gate has fired: keep its score of every expert, where a policy reads them. `scores`: on the CPU, as the
         layer's index and weights are; the gate's own if not given."""
         if not self._scores:

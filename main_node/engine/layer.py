@@ -143,7 +143,7 @@ class LayerWork:
             expert not in self._outputs for expert in self._resident
         ):
             return None
-        return self._combined(self._resident)
+        return self._combine(self._resident)
 
     @property
     def rows(self) -> tuple[tuple[int, int], ...]:
@@ -201,9 +201,9 @@ class LayerWork:
 
     def combine(self) -> torch.Tensor:
         """The layer's output [T, H], once every row has been answered."""
-        return self._combined(self._tokens)
+        return self._combine(self._tokens)
 
-    def _combined(self, experts: Collection[int]) -> torch.Tensor:
+    def _combine(self, experts: Collection[int]) -> torch.Tensor:
         outputs = {expert: self._output(expert) for expert in self._tokens if expert in experts}
         alone = self._like.shape[0] == 1 and all(self._counts[expert] == 1 for expert in outputs)
         if alone and outputs:  # the sum of index_add_, but for the sign of a zero, in fewer steps

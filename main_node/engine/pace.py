@@ -18,7 +18,7 @@ class Pace(Protocol):
     """See `MainPace`, which keeps a profile's times."""
 
     @property
-    def emulated(self) -> str | None:
+    def profile_name(self) -> str | None:
         """The profile's name."""
 
     @property
@@ -51,7 +51,7 @@ class Pace(Protocol):
 class RealPace:
     """Real time."""
 
-    emulated = None
+    profile_name = None
     lost_s = 0.0
 
     def now(self) -> float:
@@ -121,7 +121,7 @@ class MainPace:
         """When the gates of the layer under way fire, in a batched step."""
 
     @property
-    def emulated(self) -> str | None:
+    def profile_name(self) -> str | None:
         """The profile's name."""
         return self._emulation.profile.name
 

@@ -63,8 +63,8 @@ def worker_of(number: int, ready: WorkerReady) -> t.WorkerJoined:
     return t.WorkerJoined(number, ready.slots, load_s, ready.call_s, ready.row_s, tuple(map(t.FormCost, *costs)))
 
 
-def prediction_of(message: Message, shape: t.ModelShape, came: Callable[[Prediction], None]) -> t.Predicted:
-    """The event of a shadow's message; `came` is called with a prediction. Raises ClusterError for anything else."""
+def prediction_of(message: Message, shape: t.ModelShape, on_prediction: Callable[[Prediction], None]) -> t.Predicted:
+    """The event of a shadow's prediction, for which `on_prediction` is called. ClusterError for others."""
     if isinstance(message, Failed):
         raise errors.ClusterError(f"{message.error}: {message.message}")
     if not isinstance(message, Prediction):
@@ -72,11 +72,11 @@ def prediction_of(message: Message, shape: t.ModelShape, came: Callable[[Predict
     if message.layer not in shape.layers or not all(0 <= e < shape.experts for e in message.experts):
         experts = f"experts {message.experts} of layer {message.layer}"
         raise ProtocolError(f"it predicts {experts}, which the model does not have")
-    came(message)
+    on_prediction(message)
     return t.Predicted(message.request, message.position, message.layer, message.experts)
 
 
-def _shown(message: _Telling) -> _Telling:
+def _with_shown_texts(message: _Telling) -> _Telling:
     """With its texts as they may be shown, in logs, reports and tables."""
     values = {one.name: getattr(message, one.name) for one in fields(message)}
     texts: Any = {name: one_line(value) for name, value in values.items() if isinstance(value, str)}
@@ -196,7 +196,7 @@ class PeerHandler:
                 self._refuse(error)
                 return
         if isinstance(message, WorkerReady | ShadowReady | Failed):
-            message = _shown(message)
+            message = _with_shown_texts(message)
         if isinstance(message, WorkerReady) and self._bounds is not None:
             limits = replace(self._bounds.limits, slots=message.slots, slot_bytes=message.slot_bytes)
             self._bounds = Bounds(limits)
@@ -227,7 +227,7 @@ class PeerHandler:
         self._on_lost(error)
 
     @property
-    def ended(self) -> bool:
+    def has_ended(self) -> bool:
         """The stream has ended, or the peer has reported a failure of its own."""
         with self._changed:
             return self._ended or self._error is not None

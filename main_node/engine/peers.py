@@ -143,7 +143,7 @@ class Peers:
 
     def _check_in(self, peer: PeerHandler) -> None:
         """A peer that is ready is about to be used. Raises LinkError."""
-        if self._closed or peer.ended:
+        if self._closed or peer.has_ended:
             peer.close()
             gone = "the main node was closed" if self._closed else "its stream has ended"
             raise LinkError(f"{peer.name} was ready, but {gone}")
@@ -351,14 +351,14 @@ class Peers:
         told = {peer.name: peer.last_usage(end - time.monotonic()) for peer in peers}
         return {name: usage for name, usage in told.items() if usage is not None}
 
-    def suspected(self) -> set[int]:
+    def suspected_workers(self) -> set[int]:
         """Workers of which a wrong output is known."""
         with self._changed:
             return set(self.suspects.facts())
 
-    def banned(self) -> set[int]:
-        """See `Suspects.banned`. With the lock held."""
-        return self.suspects.banned()
+    def banned_workers(self) -> set[int]:
+        """See `Suspects.banned_workers`. With the lock held."""
+        return self.suspects.banned_workers()
 
     def wasted_s(self, role: Role, number: int) -> float:
         """How long its last silence lasted before it was lost: requests may have waited for it. 0: it was not

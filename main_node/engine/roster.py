@@ -60,12 +60,12 @@ class _Entry:
     losses: int = 0
     returns: int = 0
     before: Counter[str] = field(default_factory=Counter)
-    """Bytes that its earlier streams have carried, as `_carried`."""
+    """Bytes that its earlier streams have carried, as `_stream_bytes`."""
 
-    def carried(self) -> Counter[str]:
-        """Bytes that its streams have carried so far, as `_carried`."""
+    def stream_bytes(self) -> Counter[str]:
+        """Bytes that its streams have carried so far, as `_stream_bytes`."""
         carried = self.before.copy()
-        carried.update(_carried(self.ready, self.traffic))
+        carried.update(_stream_bytes(self.ready, self.traffic))
         return carried
 
 
@@ -90,7 +90,7 @@ class Roster:
             if before is not None:
                 entry.loads, entry.bytes_loaded, entry.load_s = before.loads, before.bytes_loaded, before.load_s
                 entry.losses, entry.returns = before.losses, before.returns + 1
-                entry.before = before.carried()
+                entry.before = before.stream_bytes()
             self._entries[role, number] = entry
 
     def on_lost(self, role: Role, number: int) -> None:
@@ -117,14 +117,14 @@ class Roster:
     def facts(self) -> list[NodeFacts]:
         """Workers by number, then the shadow."""
         with self._lock:
-            return [_facts(role, number, entry) for role, number, entry in self._sorted()]
+            return [_facts(role, number, entry) for role, number, entry in self._entries_in_order()]
 
     def figures(self) -> list[NodeFigures]:
         """Workers by number, then the shadow; without what they hold and whether they are suspect."""
         with self._lock:
-            return [_figures(role, number, entry) for role, number, entry in self._sorted()]
+            return [_figures(role, number, entry) for role, number, entry in self._entries_in_order()]
 
-    def _sorted(self) -> list[tuple[Role, int, _Entry]]:
+    def _entries_in_order(self) -> list[tuple[Role, int, _Entry]]:
         entries = [(role, number, entry) for (role, number), entry in self._entries.items()]
         return sorted(entries, key=lambda one: (one[0] == "shadow", one[1]))
 
@@ -142,7 +142,7 @@ class Roster:
             ready = [entry.ready for entry in self._entries.values()]
         return {kind_of(_device(one)) for one in ready if isinstance(one, WorkerReady)}
 
-    def carried(self) -> dict[str, int] | None:
+    def token_traffic(self) -> dict[str, int] | None:
         """Bytes so far of the messages that a token costs: embeddings to workers and back, with their headers,
         alignments to the shadow, predictions from it. None in one process."""
         with self._lock:
@@ -150,7 +150,7 @@ class Roster:
                 return None
             total: Counter[str] = Counter()
             for entry in self._entries.values():
-                total.update(entry.carried())
+                total.update(entry.stream_bytes())
         return {name: total[name] for name in ("to_workers", "from_workers", "to_shadow", "from_shadow")}
 
 
@@ -203,21 +203,21 @@ def _device(ready: WorkerReady | ShadowReady) -> str:
     return f"{ready.device} ({ready.device_name})"
 
 
-def _carried(ready: WorkerReady | ShadowReady, traffic: Traffic | None) -> dict[str, int]:
+def _stream_bytes(ready: WorkerReady | ShadowReady, traffic: Traffic | None) -> dict[str, int]:
     """Bytes by stream, and of all messages as `SENT` and `RECEIVED`. Empty in one process."""
     if traffic is None:
         return {}
-    every = {SENT: traffic.sent.of().nbytes, RECEIVED: traffic.received.of().nbytes}
+    every = {SENT: traffic.sent.count_of().nbytes, RECEIVED: traffic.received.count_of().nbytes}
     if isinstance(ready, WorkerReady):
-        there, back = traffic.sent.of(Compute), traffic.received.of(Computed)
+        there, back = traffic.sent.count_of(Compute), traffic.received.count_of(Computed)
         return {"to_workers": there.nbytes, "from_workers": back.nbytes, **every}
-    there, back = traffic.sent.of(Align), traffic.received.of(Prediction)
+    there, back = traffic.sent.count_of(Align), traffic.received.count_of(Prediction)
     return {"to_shadow": there.nbytes, "from_shadow": back.nbytes, **every}
 
 
 def _figures(role: Role, number: int, entry: _Entry) -> NodeFigures:
     ready = entry.ready
-    carried = entry.carried() if entry.traffic is not None else Counter()
+    carried = entry.stream_bytes() if entry.traffic is not None else Counter()
     worker = ready if isinstance(ready, WorkerReady) else None
     return NodeFigures(
         role=role,
@@ -258,6 +258,6 @@ def _facts(role: Role, number: int, entry: _Entry) -> NodeFacts:
         load_bytes_per_s=(worker.load_bytes_per_s or None) if worker else None,
         round_trip_s=entry.round_trip_s,
         loads=entry.loads if worker else None,
-        sent_bytes=traffic.sent.of().nbytes if traffic else None,
-        received_bytes=traffic.received.of().nbytes if traffic else None,
+        sent_bytes=traffic.sent.count_of().nbytes if traffic else None,
+        received_bytes=traffic.received.count_of().nbytes if traffic else None,
     )

@@ -108,13 +108,13 @@ class Carrier:
             self._copies = self._copies or HostCopies(away[0].device)
             landing = self._copies.begin(away)
 
-        def landed() -> tuple[w.Tensor, ...]:
+        def wait() -> tuple[w.Tensor, ...]:
             with _copying():
                 arrived = iter(landing.wait())
             host = [next(arrived) if tensor.numel() and not tensor.is_cpu else tensor for tensor in tensors]
             return tuple(w.Tensor(*tensor_bytes(tensor)) for tensor in host)
 
-        return landed
+        return wait
 
     def has_room(self, nbytes: int, copied: bool) -> bool:
         """Whether rows of so many bytes may be on the way at once. `copied`: from an accelerator, and so beside the

@@ -25,7 +25,7 @@ from scheduler.errors import ClusterError
 
 if TYPE_CHECKING:
     from checkpoint.store import ExpertStore
-    from main_node.sampling import How
+    from main_node.sampling import GenerateOptions
     from odmoe.clusters.base import Cluster, Say
     from odmoe.terminal import Terminal
     from odmoe.token_texts import TokenTexts
@@ -100,7 +100,11 @@ class Model(Closing):
         return self._astream(chat_query(messages, options))
 
     def answer(
-        self, prompt: list[int], max_new_tokens: int, how: How, notify: Callable[[str], None] = lambda text: None
+        self,
+        prompt: list[int],
+        max_new_tokens: int,
+        how: GenerateOptions,
+        notify: Callable[[str], None] = lambda text: None,
     ) -> TextAnswer:
         """The answer to a prompt's token ids. `notify`: gets a line about each retry (`settings.retry`)."""
         settings = self.opened.settings
@@ -167,6 +171,7 @@ def open_model(settings: Settings, terminal: Terminal) -> OpenedModel:
     check_devices(settings)
     with terminal.progress("opening the model") as progress:
         from odmoe.clusters.configuration import check_fits, forms_needed
+        from odmoe.clusters.threads import with_threads
         from odmoe.stores import prepare_store
         from odmoe.text import check_tokenizer
 
@@ -181,6 +186,7 @@ def open_model(settings: Settings, terminal: Terminal) -> OpenedModel:
             settings.experts,
             settings.dense,
         )
+    settings = with_threads(settings, store)
     check_fits(settings, store)
     with terminal.status() as say:
         return _open_model(settings, store, say)
@@ -217,8 +223,8 @@ def join_model(settings: Settings, terminal: Terminal) -> Model:
 
 def _open_model(settings: Settings, store: ExpertStore, say: Say) -> OpenedModel:
     say("reading the tokenizer")
-    from main_node.shape import limited, model_shape
+    from main_node.shape import model_shape, with_context
     from odmoe.text import load_tokenizer
 
     tokenizer = load_tokenizer(store.dense)
-    return OpenedModel(settings, store, tokenizer, limited(model_shape(store), settings.ctx_size).context)
+    return OpenedModel(settings, store, tokenizer, with_context(model_shape(store), settings.ctx_size).context)

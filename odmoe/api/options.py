@@ -13,7 +13,7 @@ from odmoe.settings.settings import Settings
 from scheduler.errors import ConfigError
 
 if TYPE_CHECKING:
-    from main_node.sampling import How
+    from main_node.sampling import GenerateOptions
 
 
 class Options(TypedDict, total=False):
@@ -51,7 +51,7 @@ _MORE = ("presence_penalty", "frequency_penalty", "logit_bias")
 _COUNTS = ("logprobs", "prompt_logprobs")
 
 
-def options_from_settings(settings: Settings) -> How:
+def options_from_settings(settings: Settings) -> GenerateOptions:
     """The options that the settings give, as arguments of `Cluster.generate`."""
     from main_node.sampling import Sampling
 
@@ -70,7 +70,7 @@ def options_from_settings(settings: Settings) -> How:
     }
 
 
-def merge_options(settings: Settings, options: Options) -> tuple[int, How]:
+def merge_options(settings: Settings, options: Options) -> tuple[int, GenerateOptions]:
     """Most new tokens, and the arguments of `Cluster.generate`. `options`: checked; they override `settings`. Raises
     ConfigError."""
     from dataclasses import replace

@@ -13,7 +13,7 @@ from scheduler.closing import Closing
 if TYPE_CHECKING:
     from main_node.answer import Step
     from main_node.report import Report
-    from main_node.sampling import How
+    from main_node.sampling import GenerateOptions
     from odmoe.clusters.base import Answering, Cluster
 
 
@@ -38,7 +38,7 @@ class TextAnswer(Closing, Iterator[Piece]):
         tokenizer: Any,
         prompt: list[int],
         max_new_tokens: int,
-        how: How,
+        how: GenerateOptions,
         retrying: Retrying = Retrying(),
     ) -> None:
         self.report: Report | None = None
@@ -49,7 +49,7 @@ class TextAnswer(Closing, Iterator[Piece]):
         self._pieces = self._read(retried, tokenizer, prompt, max_new_tokens, how)
 
     def _read(
-        self, retried: RetriedAnswer, tokenizer: Any, prompt: list[int], max_new_tokens: int, how: How
+        self, retried: RetriedAnswer, tokenizer: Any, prompt: list[int], max_new_tokens: int, how: GenerateOptions
     ) -> Iterator[Piece]:
         from odmoe.text import StoppedText
 

@@ -10,7 +10,7 @@ from typing import Protocol, Self, Unpack
 
 from main_node.answer import Step
 from main_node.figures import Figures
-from main_node.sampling import How
+from main_node.sampling import GenerateOptions
 from odmoe.settings.settings import Settings
 from scheduler.trace import Span
 
@@ -43,7 +43,7 @@ class Answering(Protocol):
 class Cluster(Protocol):
     """Nodes that answer prompts."""
 
-    def generate(self, prompt: list[int], max_new_tokens: int, **how: Unpack[How]) -> Answering:
+    def generate(self, prompt: list[int], max_new_tokens: int, **how: Unpack[GenerateOptions]) -> Answering:
         """Gives one step per token, then a closing one with the report. Several answers may be open at once, in a
         thread each."""
 

@@ -14,7 +14,7 @@ from main_node.answer import Answer
 from main_node.collect_figures import figures_of
 from main_node.engine.reconnector import keep_connected
 from main_node.figures import Figures
-from main_node.sampling import How
+from main_node.sampling import GenerateOptions
 from main_node.shadow_start import ShadowStart
 from odmoe.clusters.base import Say
 from odmoe.clusters.configuration import configure
@@ -89,7 +89,7 @@ class EmbeddedCluster:
         self._nodes.append(shadow)
         self.main.engine.peers.add_shadow(self._timed_connect(_to(shadow)), self._settings.launch_s)
 
-    def generate(self, prompt: list[int], max_new_tokens: int, **how: Unpack[How]) -> Answer:
+    def generate(self, prompt: list[int], max_new_tokens: int, **how: Unpack[GenerateOptions]) -> Answer:
         return self.main.generate(prompt, max_new_tokens, **how)
 
     def rejoin(self, within_s: float, given_up: threading.Event) -> None:

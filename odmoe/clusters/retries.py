@@ -19,7 +19,7 @@ from scheduler.errors import AnswerChangedError, LinkError, MainNodeLostError, R
 
 if TYPE_CHECKING:
     from main_node.answer import Step
-    from main_node.sampling import How, Sampling
+    from main_node.sampling import GenerateOptions, Sampling
     from odmoe.clusters.base import Answering, Cluster
 
 AGAIN_S = 0.5
@@ -55,7 +55,7 @@ class RetriedAnswer:
         self._under_way = under_way
         self._tokens: list[int] = []
 
-    def steps(self, prompt: list[int], max_new_tokens: int, how: How) -> Generator[Step]:
+    def steps(self, prompt: list[int], max_new_tokens: int, how: GenerateOptions) -> Generator[Step]:
         """As `Cluster.generate`. Raises what iterating over its answer raises, MainNodeLostError only when no retry is
         left, and AnswerChangedError for another token than before."""
         if self._retries and "sampling" in how:
@@ -73,7 +73,7 @@ class RetriedAnswer:
                 )
                 self._wait_until_back(error)
 
-    def _once(self, prompt: list[int], max_new_tokens: int, how: How) -> Iterator[Step]:
+    def _once(self, prompt: list[int], max_new_tokens: int, how: GenerateOptions) -> Iterator[Step]:
         position = 0
         with closing(self._cluster.generate(prompt, max_new_tokens=max_new_tokens, **how)) as steps:
             self._under_way.add(steps)
@@ -114,4 +114,4 @@ class RetriedAnswer:
 
 def _with_seed(sampling: Sampling) -> Sampling:
     """With a seed where tokens are drawn: every main node would choose another one."""
-    return replace(sampling, seed=secrets.randbits(32)) if sampling.drawn and sampling.seed is None else sampling
+    return replace(sampling, seed=secrets.randbits(32)) if sampling.is_random and sampling.seed is None else sampling

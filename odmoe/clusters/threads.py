@@ -5,8 +5,17 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from scheduler.errors import ConfigError
+
+if TYPE_CHECKING:
+    from checkpoint.store import ExpertStore
+    from odmoe.settings.settings import Settings
+
+SMALL_EXPERT_BYTES = 2 << 20
+"""A restored expert up to this is computed as fast by one thread, and on a busy machine ten times as fast: several
+threads wait for the slowest of them in each product."""
 
 
 class SharedThreads:
@@ -16,6 +25,12 @@ class SharedThreads:
         self._lock = threading.Lock()
         self._open = 0
         self._count = self._before = 0
+
+    @property
+    def is_held(self) -> bool:
+        """Whether a model is open, which keeps its number."""
+        with self._lock:
+            return self._open > 0
 
     @contextlib.contextmanager
     def hold(self, given: int | None, usual: int) -> Iterator[int]:
@@ -46,3 +61,12 @@ class SharedThreads:
 
 
 SHARED_THREADS = SharedThreads()
+
+
+def with_threads(settings: Settings, store: ExpertStore) -> Settings:
+    """The settings with one thread for each node of this process where none is given and experts are small. Emulated
+    nodes keep what they have, and so do those of a process that has chosen a number of threads already."""
+    chosen = settings.threads is not None or settings.profile is not None or SHARED_THREADS.is_held
+    if chosen or settings.cluster != "embedded" or store.manifest.restored_bytes > SMALL_EXPERT_BYTES:
+        return settings
+    return settings if settings.threads_a_node == 1 else settings.replace(threads=1)

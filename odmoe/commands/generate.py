@@ -146,6 +146,8 @@ def run_generate(
     terminal = Terminal(output.quiet, output.debug)
     prepare_process(output.debug)
     check_early(settings)
+    if settings.memory is not None and not listed and not settings.uses_existing_ray:
+        settings = settings.model_copy(update={"parallel": 1})  # --memory keeps room for KV caches of no other request
     ids: list[list[int]] = []
     with start_model(settings, terminal, lambda opened: ids.extend(_tokens(opened, prompts))) as model:
         served = model.cluster.serves().model_copy(update={"cluster": cluster_name or settings.cluster})

@@ -41,8 +41,12 @@ Step = Callable[[], None]
 @with_settings(Settings, VERIFY_FLAGS)
 def verify(
     flags: dict[str, Any],
-    model: Annotated[str, typer.Argument(help="Model directory, GGUF file or org/name on the Hub")],
+    model: Annotated[str | None, typer.Argument(help="Model directory, GGUF file or org/name on the Hub")] = None,
     prompt: Annotated[str | None, typer.Argument(help=f"Prompt (default: {SAMPLES} sample prompts)")] = None,
+    named_model: Annotated[
+        str | None,
+        typer.Option("-m", "--model", help="The model, not as first argument", show_default=False, metavar="MODEL"),
+    ] = None,
     prompts: Annotated[
         Path | None,
         typer.Option(help="File of prompts, one per line, as text or JSON strings", show_default=False, metavar="PATH"),
@@ -83,6 +87,12 @@ def verify(
 
     With --quality: perplexity of the store's model and of the checkpoint, and KL divergence. The exit code is 0.
     """
+    if named_model is not None:
+        if prompt is not None:
+            raise ConfigError(f"two models are given, {model!r} and -m {named_model!r}; leave one out")
+        model, prompt = named_model, model
+    if model is None:
+        raise ConfigError("no model is given; give a model directory, such as models/demo-moe")
     settings = effective(flags | {"model": model}, config).settings
     if tokens < 1:
         raise ConfigError(f"--tokens is {tokens}; allowed: 1, 2, ...")
@@ -129,6 +139,7 @@ def run_verify(settings: Settings, prompts: list[str], tokens: int, as_json: boo
     from odmoe.clusters.configuration import check_fits, forms_needed, with_precision
     from odmoe.clusters.device_choice import choose_devices
     from odmoe.clusters.devices import check_devices, device_of
+    from odmoe.clusters.threads import with_threads
     from odmoe.stores import prepare_store
     from odmoe.text import load_tokenizer
 
@@ -147,8 +158,10 @@ def run_verify(settings: Settings, prompts: list[str], tokens: int, as_json: boo
             experts=settings.experts,
             dense=settings.dense,
         )
+        settings = with_threads(settings, store)
         check_fits(settings, store)
         settings = choose_devices(with_precision(settings, store), store)
+    prepare_libraries(settings.threads_a_node)  # the reference, too, computes with that number
     device = device_of(settings, "main")  # others round differently
     if store.manifest.dtype != dtype:  # a store that was there may have another dtype than its checkpoint
         check_memory(path.name, config, store.manifest.dtype)

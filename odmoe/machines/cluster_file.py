@@ -101,7 +101,7 @@ class ClusterFile:
     def main(self) -> Host:
         return self.hosts[0]
 
-    def of(self, role: str) -> list[Host]:
+    def hosts_of(self, role: str) -> list[Host]:
         return [host for host in self.hosts if host.role == role]
 
     def find(self, name: str) -> Host:

@@ -33,7 +33,7 @@ def down(file: Path, terminal: Terminal) -> None:
 
     cluster = read_cluster_file(file)
     folder = cluster_dir(cluster.name)
-    with only_one(folder), Ssh.of(cluster, folder) as ssh:
+    with only_one(folder), Ssh.for_cluster(cluster, folder) as ssh:
         check_same_file(folder, cluster)
         own = cluster_id(folder)
         runs = {host.address: found for host, found in _probe_all(ssh, cluster.hosts)}
@@ -44,7 +44,7 @@ def down(file: Path, terminal: Terminal) -> None:
                 try:
                     Head(ssh, cluster).stop(NODES_S)
                 except ODMoEError as error:
-                    say(f"the nodes were not stopped in order: {error}")
+                    say(f"the nodes could not be asked to stop, and are killed: {error}")
             try:
                 run_ray(cluster, folder, "down", RAY_S, say if terminal.debug else lambda line: None)
             except LaunchError as error:

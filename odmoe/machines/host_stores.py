@@ -27,7 +27,7 @@ def list_stores(file: Path, as_json: bool = False) -> None:
     """Print a line for each store on each host. Raises ConfigError, or LaunchError if a host does not answer; such
     hosts are printed before."""
     cluster = read_cluster_file(file)
-    with Ssh.of(cluster, cluster_dir(cluster.name)) as ssh:
+    with Ssh.for_cluster(cluster, cluster_dir(cluster.name)) as ssh:
         found = ssh.each(cluster.hosts, lambda host: ask(ssh, host, "host_stores", LIST_S))
     good, failed = _split_answers(cluster, found)
     if as_json:
@@ -51,7 +51,7 @@ def remove_stores(file: Path, names: list[str], as_json: bool = False) -> None:
     cluster = read_cluster_file(file)
     folder = cluster_dir(cluster.name)
     wanted = {"id": cluster_id(folder) or "", "names": names}
-    with Ssh.of(cluster, folder) as ssh:
+    with Ssh.for_cluster(cluster, folder) as ssh:
         found = ssh.each(cluster.hosts, lambda host: ask(ssh, host, "remove_stores", REMOVE_S, wanted))
     good, failed = _split_answers(cluster, found)
     if as_json:

@@ -53,7 +53,7 @@ class Ssh:
         self._logs = Path(tempfile.mkdtemp(prefix="odmoe-ssh-"))
 
     @classmethod
-    def of(cls, cluster: ClusterFile, folder: Path) -> Ssh:
+    def for_cluster(cls, cluster: ClusterFile, folder: Path) -> Ssh:
         """For a cluster file. `folder` is this machine's directory of the cluster. Raises ConfigError."""
         return cls(cluster.user, cluster.key, folder / "known_hosts")
 

@@ -31,7 +31,7 @@ def status(file: Path, watch: bool = False, as_json: bool = False) -> bool:
     last time. Raises ConfigError."""
     cluster = read_cluster_file(file)
     console = Console(file=sys.stdout, highlight=False)
-    with Ssh.of(cluster, cluster_dir(cluster.name)) as ssh:
+    with Ssh.for_cluster(cluster, cluster_dir(cluster.name)) as ssh:
         if watch and not as_json and console.is_terminal:
             with Live(console=console, auto_refresh=False) as live:
                 while True:

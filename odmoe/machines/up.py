@@ -97,7 +97,7 @@ def up(file: Path, settings: Settings, terminal: Terminal, timeout_s: float = 30
     _check_model(settings.model)
     check_host_place(settings, None if settings.profile is None else find_profile(settings.profile))
     folder = cluster_dir(cluster.name)
-    with only_one(folder), Ssh.of(cluster, folder) as ssh:
+    with only_one(folder), Ssh.for_cluster(cluster, folder) as ssh:
         work = _BringUp(ssh, cluster, folder, settings, terminal)
         try:
             work.run(timeout_s, take_over)
@@ -152,7 +152,7 @@ class _BringUp:
     def give_up(self) -> None:
         """Record on the hosts that this `odmoe up` has ended."""
         if self.reached is not Reached.CHECKS:
-            with Ssh.of(self._cluster, self._folder) as ssh:  # Ctrl-C may have closed the former
+            with Ssh.for_cluster(self._cluster, self._folder) as ssh:  # Ctrl-C may have closed the former
                 self._claims.settle(ssh, None)
 
     def _fit(self, take_over: bool) -> dict[str, Facts]:
@@ -216,7 +216,7 @@ class _BringUp:
                 settings.experts,
                 settings.dense,
             )
-        workers = len(self._cluster.of("worker_node"))
+        workers = len(self._cluster.hosts_of("worker_node"))
         self._settings = with_slots(settings, opened, workers)
         check_joined(self._settings, opened, workers)
         store = opened.path.resolve()

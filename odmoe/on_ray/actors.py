@@ -127,7 +127,7 @@ class Main(NodeProcess):
 
         if self._stopped.is_set():  # stop() came before it could end this fleet
             raise LaunchError("the main node was stopped while it started; start the cluster again")
-        seats = fleet.look()
+        seats = fleet.find_seats()
         start = None
         if ("shadow", 0) in seats:  # its process starts now; it is read when this one has loaded its model
             begun = fleet.begin("shadow", 0)

@@ -71,7 +71,7 @@ class Answers:
         with self._lock:
             self._silent |= {key: 0 for key in keys if key in self._open}
 
-    def look(self) -> None:
+    def cancel_unwanted(self) -> None:
         """Cancel the answers that were not renewed in the last `LOOKS` checks."""
         with self._lock:
             self._silent = {key: looks + 1 for key, looks in self._silent.items()}
@@ -87,6 +87,6 @@ class Answers:
 
         def run() -> None:
             while not over.wait(HELD_S / LOOKS):
-                self.look()
+                self.cancel_unwanted()
 
         threading.Thread(target=run, name="main-held", daemon=True).start()

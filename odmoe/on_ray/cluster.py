@@ -22,7 +22,7 @@ from ray.exceptions import ActorAlreadyExistsError, RayError
 
 from checkpoint.store import ExpertStore
 from main_node.figures import Figures
-from main_node.sampling import How
+from main_node.sampling import GenerateOptions
 from odmoe.clusters.process import ignore_signals
 from odmoe.on_ray.actors import Main, Serving
 from odmoe.on_ray.answers import HELD_S, LOOKS
@@ -257,7 +257,7 @@ class RayCluster:
         if fingerprint not in (None, served.fingerprint):
             raise LaunchError(f"the main node was lost, and the cluster serves another model now, {served.store}")
 
-    def generate(self, prompt: list[int], max_new_tokens: int, **how: Unpack[How]) -> RayAnswer:
+    def generate(self, prompt: list[int], max_new_tokens: int, **how: Unpack[GenerateOptions]) -> RayAnswer:
         request = {"prompt": prompt, "max_new_tokens": max_new_tokens, **how}
         return RayAnswer(self._main, secrets.token_hex(8), request, self._answers, self._worker_wait_s)
 

@@ -57,7 +57,7 @@ class Fleet:
 
     # --- where nodes stand --------------------------------------------------------------------------------------
 
-    def look(self) -> list[tuple[Role, int]]:
+    def find_seats(self) -> list[tuple[Role, int]]:
         """Give every new seat a number, that of the cluster file if it is there. Returns the nodes for these seats."""
         nodes = ray.nodes()
         settings, known = self._settings, self._seats
@@ -89,7 +89,7 @@ class Fleet:
     def _watch(self) -> None:
         while not self.reconnector.closing.wait(LOOK_S):
             with contextlib.suppress(RayError):
-                for node in self.look():
+                for node in self.find_seats():
                     self.reconnector.on_lost(*node)
 
     def actor(self, kind: Role, number: int) -> Any:

@@ -159,7 +159,7 @@ class Connection(H11Protocol):
     def pause_writing(self) -> None:
         super().pause_writing()
         self._unread = self.transport.get_write_buffer_size()
-        self._reading = self.loop.call_later(self._client_limits.read_s, self._look)
+        self._reading = self.loop.call_later(self._client_limits.read_s, self._check_reading)
         self._mark()
 
     def resume_writing(self) -> None:
@@ -169,14 +169,14 @@ class Connection(H11Protocol):
             self._reading = None
             self._mark()
 
-    def _look(self) -> None:
+    def _check_reading(self) -> None:
         """Whether the client has read anything since the last look."""
         waiting = self.transport.get_write_buffer_size()
         if waiting >= self._unread:
             self.abort()
             return
         self._unread = waiting
-        self._reading = self.loop.call_later(self._client_limits.read_s, self._look)
+        self._reading = self.loop.call_later(self._client_limits.read_s, self._check_reading)
 
     def abort(self) -> None:
         """Close it now, whatever waits to be sent."""

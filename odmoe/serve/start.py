@@ -48,8 +48,11 @@ def run_serve(
     terminal = Terminal(output.quiet, output.debug)
     prepare_process(output.debug, timed=True)
     check_early(settings)
-    with closing(bind_socket(own)) as listening, start_model(settings, terminal) as model:
-        return _serve(model, own, keys, listening, terminal, announce or _saying(terminal), output.quiet)
+    with closing(bind_socket(own)) as listening:
+        if announce is None and not terminal.console.is_terminal:  # no spinner says that it starts
+            terminal.notify(f"starting {settings.model or settings.cluster}")
+        with start_model(settings, terminal) as model:
+            return _serve(model, own, keys, listening, terminal, announce or _saying(terminal), output.quiet)
 
 
 def _saying(terminal: Terminal) -> Announce:
@@ -94,7 +97,7 @@ def _serve(
     service = make_service(model, own)
     try:
         end = _LostMainNode(model.opened.settings.uses_existing_ray)
-        with LogThread() as log, NodeWatch(model.cluster, notify := _timed_writer(log, terminal.notify), end.look):
+        with LogThread() as log, NodeWatch(model.cluster, notify := _timed_writer(log, terminal.notify), end.on_poll):
             service.notify, service.log_cause = notify, _timed_writer(log, terminal.print_always)
             app = make_app(
                 service, Access(keys, own.cors_origin, (lambda line: None) if quiet else log.line, own.log_format)
@@ -123,7 +126,7 @@ class _LostMainNode:
         self._since: float | None = None
         self.server: HttpServer | None = None
 
-    def look(self, error: ODMoEError | None) -> None:
+    def on_poll(self, error: ODMoEError | None) -> None:
         """At the cluster, each second. `error`: why it did not answer."""
         now = time.monotonic()
         if not isinstance(error, LinkError) or self._lasting:

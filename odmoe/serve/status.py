@@ -72,11 +72,11 @@ class Readiness:
             return "the server is stopping"
         loop = asyncio.get_running_loop()
         if self._looking is None or (self._looking.done() and loop.time() >= self._until):
-            self._looking = loop.run_in_executor(self._service.ready_pool, self._look)
+            self._looking = loop.run_in_executor(self._service.ready_pool, self._why_not_now)
             self._until = loop.time() + FRESH_S
         return await asyncio.shield(self._looking)
 
-    def _look(self) -> str | None:
+    def _why_not_now(self) -> str | None:
         figures = self._reader.read()
         if figures is None:
             return "the main node is lost or does not answer"

@@ -111,7 +111,7 @@ class Declarations(SystemSettings):
     )
     threads: Count | None = count(
         None,
-        "Threads of each node (default: all cores; half of them with a shadow or --cluster local)",
+        "Threads of each node (default: 1 for small experts, else all cores; half with a shadow or --cluster local)",
         heading="Cluster",
         most=MAX_THREADS,
         fixed="running",

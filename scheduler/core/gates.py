@@ -166,7 +166,7 @@ class GateTable:
         for opened in [gate.opened for gate in gates]:
             if opened.importance is not None:
                 for expert, predicted in opened.demands.items():
-                    predicted.importance = opened.importance.of(expert)
+                    predicted.importance = opened.importance.importance_of(expert)
         hosted = self._host_computed(gates) if self._workers.hosts else ()
         missed: list[tuple[Gate, int]] = []
         for gate in gates:
@@ -188,7 +188,7 @@ class GateTable:
         demand = self._visits.demand(opened, expert, self._origin(opened, expert, hosted))
         demand.confirmed, demand.rows = True, gate.rows[expert]
         if opened.importance is not None:
-            demand.importance = opened.importance.of(expert)
+            demand.importance = opened.importance.importance_of(expert)
         if hosted:
             self._slots.place_on_host(demand)
         elif opened.request.prefilling and not self._plans:

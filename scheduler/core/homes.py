@@ -40,6 +40,6 @@ class Homes:
             self._room[worker] -= 1
         del self._homeless[: len(places)]
 
-    def of(self, expert: ExpertId) -> int:
+    def worker_of(self, expert: ExpertId) -> int:
         """The expert's worker. All experts must be settled."""
         return self._homes[expert]

@@ -207,7 +207,7 @@ class PassTracker:
             if expert not in demands and (expert in wanted or expert not in opened.unloadable):
                 demand = self._visits.demand(opened, expert, "prediction")
                 if importance is not None:
-                    demand.importance = importance.of(expert)
+                    demand.importance = importance.importance_of(expert)
                 self._slots.place(demand, self._worker_of(opened, number))
 
     def _to_prefetch(self, opened: LayerVisit, row: t.Visit, bring: tuple[int, ...]) -> tuple[int, ...]:

@@ -64,7 +64,7 @@ class SlotTable:
             if expert.layer == layer:
                 held += [entry for entry in entries if entry.loaded]
         if importance is not None:
-            held = [entry for entry in held if self._serves(entry, importance.of(entry.expert.expert))]
+            held = [entry for entry in held if self._serves(entry, importance.importance_of(entry.expert.expert))]
         return {entry.expert.expert for entry in held}
 
     # --- demands ------------------------------------------------------------------------------------------------
@@ -97,7 +97,7 @@ class SlotTable:
         if twin is not None:
             number = twin.worker
         elif self._workers.homes is not None:
-            number = self._workers.homes.of(demand.expert)
+            number = self._workers.homes.worker_of(demand.expert)
         elif number is None:
             number = self._workers.least_busy(demand.visit.turn, avoid)
         spread = self._state.spread.get(demand.visit.due)

@@ -23,7 +23,7 @@ _LINKS = ((2.5e9, "2.5"), (10e9, "10"))
 _BFLOAT16 = 2
 
 
-_Different = tuple[str, str, Setup, int, int]
+_Candidate = tuple[str, str, Setup, int, int]
 """(description, price, changed setup, group size, slots)."""
 
 
@@ -71,7 +71,7 @@ def compare_speeds(
     return replace(found, factors=(min(factors), max(factors)))
 
 
-def _hardware(setup: Setup, group_size: int, slots: int) -> Iterator[_Different]:
+def _hardware(setup: Setup, group_size: int, slots: int) -> Iterator[_Candidate]:
     model, hardware = setup.model, setup.hardware
     profile = scale_profile(setup)
     worker = memory(setup, slots + 1)["worker"]
@@ -101,7 +101,7 @@ def _hardware(setup: Setup, group_size: int, slots: int) -> Iterator[_Different]
     yield ("message handling twice as fast", "", _on(setup, messages=2 * hardware.messages), group_size, slots)
 
 
-def _policy(setup: Setup, group_size: int, slots: int) -> Iterator[_Different]:
+def _policy(setup: Setup, group_size: int, slots: int) -> Iterator[_Candidate]:
     model, policy = setup.model, setup.policy
     if _roomy(setup):
         yield _keep_all(setup, group_size)
@@ -142,7 +142,7 @@ def _price(setup: Setup, slots: int) -> str:
     return f"a machine with {size_text(memory(setup, slots)['shadow'])} for the shadow"
 
 
-def _keep_all(setup: Setup, group_size: int) -> _Different:
+def _keep_all(setup: Setup, group_size: int) -> _Candidate:
     """Every expert stays in a slot. This takes as much memory as the whole model."""
     model, workers = setup.model, setup.hardware.workers
     slots = -(-model.layers * model.experts // workers)
@@ -151,7 +151,7 @@ def _keep_all(setup: Setup, group_size: int) -> _Different:
     return "every expert kept on a worker (--residency all)", price, other, group_size, slots
 
 
-def _limits(setup: Setup, group_size: int, slots: int) -> Iterator[_Different]:
+def _limits(setup: Setup, group_size: int, slots: int) -> Iterator[_Candidate]:
     """Changes that are not possible in practice, but show where the remaining time goes."""
     policy = setup.policy
     if not _roomy(setup):

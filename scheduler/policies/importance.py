@@ -27,7 +27,7 @@ class LayerImportance:
     better: dict[int, float] = field(default_factory=dict)
     _share: dict[int, float] = field(default_factory=dict)
 
-    def of(self, expert: int) -> Importance:
+    def importance_of(self, expert: int) -> Importance:
         if not self._share:
             self._share = shares(self.rows)
         return Importance(

@@ -26,9 +26,9 @@ _TAKEN = get_args(_Taken)
 class RecordedWorkload:
     """One recorded request, of `tokens` tokens; see `Workload`.
 
-    Passes are counted by token, though several may have been rows of one block. What is not in the recording is drawn:
-    whether a draft is right that was never told, by the share of those that were; and what a row after a wrong draft
-    needs, where no such row was recorded for its place, from another pass of the answer.
+    Passes are counted by token, though several may have been rows of one block. What the recording lacks is drawn. A
+    draft that the main model never answered is right with the share of those that it did answer. The experts of a row
+    after a wrong draft are those of another pass of the answer, unless such a row was recorded for its place.
     """
 
     number: int
@@ -168,7 +168,7 @@ def recorded_workloads(recording: Recording) -> list[RecordedWorkload]:
             steps.add([readers[begun.request] for begun in event.passes if begun.request in readers])
             for begun in event.passes:
                 if begun.request in readers:
-                    readers[begun.request].began(begun, now)
+                    readers[begun.request].on_pass_began(begun, now)
         if isinstance(event, _TAKEN):
             number = event.visit.request if isinstance(event, t.GateFired) else event.request
             if number in readers:
@@ -230,7 +230,7 @@ class _Reader:
         self._from: dict[bool, float] = {}  # when prefill, and the first pass of decoding, began
         self._ends: dict[int, float] = {}  # position -> time of its last answer
 
-    def began(self, one: t.Pass, now: float) -> None:
+    def on_pass_began(self, one: t.Pass, now: float) -> None:
         self._from.setdefault(one.prefill, now)
         (self._chunks if one.prefill else self._blocks)[one.position] = one.tokens
 

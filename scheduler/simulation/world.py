@@ -25,7 +25,7 @@ from scheduler.simulation.workers import SimulatedWorkers
 from scheduler.timing.links import MainLinks
 from scheduler.trace import Span
 
-DRAIN_S = 10.0
+LAST_PREDICTIONS_S = 10.0
 """Longest wait for a request's last predictions before it is closed, as in the main node."""
 
 
@@ -194,7 +194,7 @@ class World:
                 request.choose_block()
             elif self.core.stats[request.number].unmatched_count:
                 self._leaving.add(request)
-                self.events.at(self.events.now + DRAIN_S, self._close, request)
+                self.events.at(self.events.now + LAST_PREDICTIONS_S, self._close, request)
             else:
                 self._close(request)
         if over:

@@ -83,7 +83,7 @@ def test_an_expert_is_divided_among_threads(form: str, threads: int, monkeypatch
     layer = layer_of(weights)
     full = {name: torch.full_like(weight, 7.0) for name, weight in weights.items()}
     views = planned_form(layer, form).views(quantise(weights, layer, form))
-    restore_into(full, views, FORMS[form], Scratch.of([layer], 64), threads)
+    restore_into(full, views, FORMS[form], Scratch.for_layers([layer], 64), threads)
     assert jobs == [threads]
     assert all(torch.equal(full[name], by_hqq(weights[name], FORMS[form])) for name in weights)
 
@@ -99,7 +99,7 @@ def test_two_threads_restore_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     expected = [by_hqq(weight, 4) for weight in weights]
 
     def restored(number: int) -> bool:
-        full, scratch = {"w": torch.empty_like(weights[0])}, Scratch.of([layer], 64)
+        full, scratch = {"w": torch.empty_like(weights[0])}, Scratch.for_layers([layer], 64)
         same = []
         for _ in range(50):
             full["w"].fill_(7.0)

@@ -58,8 +58,8 @@ def test_scores_explain_what_the_experts_were_sent(name: str, dtype: torch.dtype
         with torch.inference_mode():
             top = gates.ranked_at(layer, hidden).topk(index.shape[1]).indices
             kept = gates.scores(layer).clone()
-            assert torch.equal(gates.at(layer, hidden), kept)
-            gates.at(layer, torch.randn_like(hidden))
+            assert torch.equal(gates.scores_of(layer, hidden), kept)
+            gates.scores_of(layer, torch.randn_like(hidden))
         assert torch.equal(gates.scores(layer), kept), "asking a gate changed what it said last"
         assert torch.equal(top.sort(1).values, index.sort(1).values)
         if gates.rule(layer).plain:

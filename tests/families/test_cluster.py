@@ -77,7 +77,9 @@ def answered(tiny: Any, **settings: Any) -> tuple[Any, list[str]]:
         cluster.close()
 
 
-@pytest.mark.parametrize(("family", "run"), families.every_in_turns(families.TESTED, tuple(RUNS)))
+@pytest.mark.parametrize(
+    ("family", "run"), families.every_in_turns((*families.SHARING, "glm_moe_dsa", "nemotron_h"), tuple(RUNS))
+)
 def test_tokens_of_eager_and_a_shadow_that_follows(
     family: str, run: str, tiny: Any, caches: Caches, record_property: Any
 ) -> None:
@@ -95,7 +97,7 @@ def test_tokens_of_eager_and_a_shadow_that_follows(
     record_property("recall", report.recall)
 
 
-@pytest.mark.parametrize("family", families.every(families.FEW))
+@pytest.mark.parametrize("family", families.every(("mixtral", "qwen3_next")))
 def test_three_requests_at_once(family: str, tiny: Any) -> None:
     """Each with the tokens and logits of `generate` alone, though their passes stop at every layer."""
     settings = Settings(model=family, workers=3, threads=1, mini_batch=4096, shadow="int8")

@@ -16,6 +16,7 @@ from main_node.engine import sequence
 from scheduler import types as t
 from shadow_node.followed import Followed
 from shadow_node.model import ShadowModel
+from support.cases import slow_except
 from wire.messages import OpenRequest
 
 PASSES = 12
@@ -27,7 +28,7 @@ def contents(cache: Any, stop: int) -> list[torch.Tensor]:
     return [row.tensor for row in piece.rows] + piece.states
 
 
-@pytest.mark.parametrize("aligned", [False, True])
+@pytest.mark.parametrize("aligned", slow_except([True], [False, True]))
 def test_after_each_block_it_is_where_it_would_be(aligned: bool, tiny: Any) -> None:
     """`aligned`: with the main model's KV rows. Of its own, the whole cache is compared with one that has read the same
     tokens and never went back; with the main model's, what is left of their positions is theirs."""

@@ -36,4 +36,4 @@ def test_those_of_the_whole_models_logits(family: str, tiny: Any, monkeypatch: p
         best = every[place].topk(TOP).values.tolist()
         assert [value for _, value in one.top] == pytest.approx(best, abs=1e-4)
         assert [float(every[place, token]) for token, _ in one.top] == pytest.approx(best, abs=1e-4)
-    assert not scores.wanted
+    assert not scores.unscored_tokens

@@ -95,7 +95,7 @@ def test_a_cancelled_request_waits_no_longer(before: bool) -> None:
         if not before:
             waiting(admission, 1)
             request.cancelled.set()
-            admission.look()
+            admission.wake_waiting()
         with pytest.raises(RequestCancelledError, match="request 2"):
             second.result()
         assert admission.counts() == (1, 0)

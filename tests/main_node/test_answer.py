@@ -44,6 +44,7 @@ def together(jobs: list[Callable[[], None]]) -> None:
         assert not thread.is_alive()
 
 
+@pytest.mark.slow
 def test_threads_get_their_tokens_in_turns(cluster: EmbeddedCluster, reference: Any) -> None:
     """Four at once: each answer as if it were alone, and nobody more than a few tokens ahead."""
     wanted = [reference("float32", number, COUNT) for number in range(4)]
@@ -168,7 +169,7 @@ def test_cancelled_while_its_last_predictions_are_waited_for(
         return wait(number, deadline_s)
 
     monkeypatch.setattr(engine, "wait_for_predictions", told)
-    monkeypatch.setattr("main_node.node.DRAIN_S", 3600.0)
+    monkeypatch.setattr("main_node.node.LAST_PREDICTIONS_S", 3600.0)
     answer = cluster.generate([5, 6, 7], 2, ignore_eos=True)
     next(answer)
     next(answer)
@@ -184,7 +185,7 @@ def test_the_last_token_does_not_wait_for_a_silent_shadow(
 ) -> None:
     """Nor does the place of the next request. Only the report waits for predictions."""
     cluster.main.engine.peers.add_shadow(lambda handler: inprocess.connect(SilentShadow(), handler), WAIT_S)
-    monkeypatch.setattr("main_node.node.DRAIN_S", 3600.0)
+    monkeypatch.setattr("main_node.node.LAST_PREDICTIONS_S", 3600.0)
     with cluster.generate([5, 6, 7], 3, ignore_eos=True) as answer:
         assert [next(answer).finish for _ in range(3)] == [None, None, "length"]
         assert cluster.main.admission.counts() == (0, 0)
@@ -197,7 +198,7 @@ def test_predictions_that_never_came_are_told_apart_from_wrong_ones(
     cluster: EmbeddedCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cluster.main.engine.peers.add_shadow(lambda handler: inprocess.connect(SilentShadow(), handler), WAIT_S)
-    monkeypatch.setattr("main_node.node.DRAIN_S", 0.05)
+    monkeypatch.setattr("main_node.node.LAST_PREDICTIONS_S", 0.05)
     *_, last = cluster.generate([5, 6, 7], 3, ignore_eos=True)
     shape = cluster.main.shape
     assert last.report is not None
@@ -220,7 +221,7 @@ def test_a_silent_shadow_is_lost(
     _, after = collect(cluster.generate([5, 6, 7], 3, ignore_eos=True))
     assert after.recall_complete  # no shadow owes any
     engine.peers.add_shadow(lambda handler: inprocess.connect(SilentShadow(), handler), WAIT_S)
-    monkeypatch.setattr("main_node.node.DRAIN_S", 3600.0)
+    monkeypatch.setattr("main_node.node.LAST_PREDICTIONS_S", 3600.0)
     engine.deadlines.shadow_s = 3600.0
     _, back = collect(cluster.generate([5, 6, 7], 3, ignore_eos=True))  # it is not waited for until it sends one
     assert not back.recall_complete

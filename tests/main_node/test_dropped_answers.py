@@ -97,6 +97,7 @@ def test_of_twenty_dropped_answers_none_stays_open(cluster: TappedCluster, nf4: 
     assert len(collect(cluster.main.generate(PROMPT, 4, ignore_eos=True))[0]) == 4
 
 
+@pytest.mark.slow
 def test_dropping_an_answer_takes_no_lock(cluster: TappedCluster) -> None:
     """A finalizer runs in any thread, with any lock held: it must neither wait for a lock nor enter the scheduler."""
     held, release, closed = threading.Event(), threading.Event(), threading.Event()

@@ -50,6 +50,7 @@ def by_name(nodes: tuple[NodeFigures, ...]) -> dict[str, NodeFigures]:
     return {node.name: node for node in nodes}
 
 
+@pytest.mark.slow
 def test_figures_are_the_sums_of_the_reports(cluster_of: Any, expected: Any, nf4: Any) -> None:
     cluster: TappedCluster = cluster_of(slots=2)
     told = cluster.join_shadow(nf4)
@@ -174,7 +175,7 @@ def test_bytes_of_its_earlier_streams_count() -> None:
         stream.received.add(w.Computed, 30)
         together = {"to_workers": 100 * (count + 1), "from_workers": 30 * (count + 1)}
         assert carried() == (together, 107 * (count + 1), 30 * (count + 1))
-        assert roster.carried() == together | {"to_shadow": 0, "from_shadow": 0}
+        assert roster.token_traffic() == together | {"to_shadow": 0, "from_shadow": 0}
 
 
 def test_a_node_that_says_nothing_is_not_waited_for(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -197,7 +198,7 @@ def test_a_node_that_says_nothing_is_not_waited_for(desk: Desk, monkeypatch: pyt
 
 def test_in_emulated_time_nobody_is_asked(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
     (fake,) = desk.workers(good)
-    monkeypatch.setattr(desk.engine.pace, "emulated", "rtx3090-1gbe")
+    monkeypatch.setattr(desk.engine.pace, "profile_name", "rtx3090-1gbe")
     assert reading._usage(desk.engine) == {}
     assert [node.memory_bytes for node in reading._peers(desk.engine.peers, {})] == [None]
     desk.settle()

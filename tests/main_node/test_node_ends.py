@@ -32,6 +32,7 @@ def test_prompts_that_cannot_be(cluster: TappedCluster) -> None:
     assert cluster.loads() == 0
 
 
+@pytest.mark.slow
 def test_workers_lost_within_an_answer(cluster: TappedCluster, expected: Any) -> None:
     steps = cluster.main.generate(expected.prompt, TOKENS, ignore_eos=True)
     got = [next(steps).token_id, next(steps).token_id]
@@ -60,6 +61,7 @@ def test_the_real_context_can_be_filled(cluster: TappedCluster, expected: Any) -
     assert report.prompt_tokens + report.new_tokens == 1024
 
 
+@pytest.mark.slow
 def test_the_tokenizers_end_and_stop_tokens(cluster: TappedCluster, expected: Any, monkeypatch: Any) -> None:
     """As vLLM has them: the tokenizer's end beside the model's, unless `ignore_eos`; stop tokens in any case."""
     first_new = next(i for i in range(2, TOKENS) if expected.tokens[i] not in expected.tokens[:i])

@@ -9,6 +9,7 @@ import pytest
 
 from main_node.answer import collect
 from shadow_node.model import ShadowModel
+from support.cases import slow_except
 from support.nodes.tapped_cluster import WORKERS, TappedCluster
 from wire import messages as w
 
@@ -28,7 +29,7 @@ def test_the_report_of_one_token(cluster: TappedCluster, expected: Any) -> None:
     assert report.memory_bytes["shadow"] == 0
 
 
-@pytest.mark.parametrize("slots", [1, 2])
+@pytest.mark.parametrize("slots", slow_except([2], [1, 2]))
 def test_the_report_is_what_happened(slots: int, cluster_of: Any, nf4: ShadowModel, expected: Any) -> None:
     cluster = cluster_of(slots=slots)
     told = cluster.join_shadow(nf4)
@@ -102,6 +103,7 @@ def test_caches_of_open_requests_add_up(cluster: TappedCluster, expected: Any) -
     cluster.nothing_left()
 
 
+@pytest.mark.slow
 def test_the_report_says_why_the_answer_ended(demo_store: Any) -> None:
     """Of its length, or because the context is full; and which of the model's settings were not heeded."""
     from odmoe.clusters.embedded import EmbeddedCluster

@@ -11,7 +11,7 @@ import torch
 
 from checkpoint.expert import ExpertArithmetic
 from main_node.choosing.chooser import Chooser, check_settings
-from main_node.sampling import GREEDY, Sampling, ignored
+from main_node.sampling import GREEDY, Sampling, ignored_settings
 from odmoe.clusters.embedded import EmbeddedCluster
 from odmoe.settings.settings import Settings
 from scheduler.errors import ConfigError, NonFiniteError, RequestFailedError
@@ -120,7 +120,7 @@ def test_what_needs_more_than_a_pass_a_token_is_named(
     cluster: EmbeddedCluster, prompt: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(cluster.main.model.generation_config, "num_beams", 4)
-    assert ignored(cluster.main.model) == ["num_beams=4"]
+    assert ignored_settings(cluster.main.model) == ["num_beams=4"]
     report = ours(cluster, prompt)
     assert (report.ignored, report.exact) == (["num_beams=4"], False)
 
@@ -227,4 +227,4 @@ def test_a_model_that_computes_infinity_fails_by_name_and_blames_no_worker(
     ],
 )
 def test_when_tokens_are_drawn(sampling: Sampling, drawn: bool) -> None:
-    assert sampling.drawn is drawn
+    assert sampling.is_random is drawn

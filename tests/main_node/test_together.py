@@ -12,6 +12,7 @@ from checkpoint.kernels import EXACT
 from checkpoint.linear_batch import BatchLinear
 from main_node.answer import collect
 from scheduler.errors import QueueFullError, RequestCancelledError
+from support.cases import slow_except
 from support.nodes.engine_world import WAIT_S, Later, nothing_left
 from support.nodes.exact import WHOLE, answers, answers_together, check_together
 
@@ -29,7 +30,7 @@ def emptied(cluster: Any) -> bool:
 
 @pytest.mark.parametrize(
     ("count", "shadow", "slots"),
-    [(3, "int8", 1), (6, "nf4", 2)],
+    slow_except([(3, "int8", 1)], [(3, "int8", 1), (6, "nf4", 2)]),
 )
 def test_tokens_and_logits_are_those_alone(count: int, shadow: str, slots: int, embedded: Any, reference: Any) -> None:
     cluster = embedded(shadow=shadow, slots=slots, **WHOLE)
@@ -74,6 +75,7 @@ def test_predictors_in_a_batched_step(system: str, embedded: Any, reference: Any
     assert emptied(cluster)
 
 
+@pytest.mark.slow
 def test_a_batched_step_keeps_the_tokens_and_does_not_promise_them(embedded: Any, reference: Any) -> None:
     cluster = embedded(shadow="none", batch_dense=True, **WHOLE)
     expected = [reference("float32", number, TOKENS) for number in (0, 4, 8)]
@@ -137,7 +139,7 @@ def test_a_request_that_waits_for_a_place_is_cancelled(embedded: Any) -> None:
     assert len(collect(first)[0]) == 2
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", slow_except(["float32"], ["float32", "bfloat16"]))
 def test_a_batched_dense_part_is_exact_where_it_says_so(dtype: str, embedded: Any, reference: Any) -> None:
     """In bfloat16 on CPUs with AMX every bit stays; elsewhere logits are equal up to rounding."""
     cluster = embedded(dtype=dtype, shadow="none", batch_dense=True, prefill_chunk=0, **WHOLE)

@@ -64,14 +64,14 @@ def test_what_is_allowed(guides: JsonGuides, tokenizer: Any) -> None:
             token not in special and any(full.startswith(before + texts[token]) for full in ('"abc"', '"abd"', '"x"'))
             for token in range(SIZE)
         ]
-        assert guide.allowed().tolist() == wanted
+        assert guide.allowed_tokens().tolist() == wanted
         assert not guide.complete
         (token,) = tokenizer(piece, add_special_tokens=False)["input_ids"]
         assert wanted[token]
         guide.take(token)
         before += piece
     assert guide.complete
-    assert guide.allowed().nonzero().flatten().tolist() == [EOS]
+    assert guide.allowed_tokens().nonzero().flatten().tolist() == [EOS]
 
 
 @pytest.mark.parametrize("ends", [ENDS, frozenset({EOS, 0}), frozenset[int]()], ids=str)
@@ -79,14 +79,14 @@ def test_ends_are_the_models(ends: frozenset[int], guides: JsonGuides, tokenizer
     """Whatever the tokenizer takes for the end of a sequence."""
     guide = guides('{"type": "integer"}', ends, SIZE)
     (one,) = tokenizer("1", add_special_tokens=False)["input_ids"]
-    assert not {*guide.allowed().nonzero().flatten().tolist()} & {0, EOS}
+    assert not {*guide.allowed_tokens().nonzero().flatten().tolist()} & {0, EOS}
     guide.take(one)
-    assert {*guide.allowed().nonzero().flatten().tolist()} & {0, EOS} == ends
+    assert {*guide.allowed_tokens().nonzero().flatten().tolist()} & {0, EOS} == ends
 
 
 def test_a_vocabulary_that_was_padded(guides: JsonGuides) -> None:
     """Many models have more rows of logits than their tokenizer has tokens."""
-    allowed = guides("{}", ENDS, SIZE + 100).allowed()
+    allowed = guides("{}", ENDS, SIZE + 100).allowed_tokens()
     assert allowed.shape == (SIZE + 100,)
     assert allowed.any()
     assert not allowed[SIZE:].any()
@@ -96,11 +96,11 @@ def test_blanks_come_to_an_end(guides: JsonGuides, tokenizer: Any) -> None:
     blank = tokenizer.convert_tokens_to_ids("Ġ")
     guide, count = guides('{"type": "object"}', ENDS, SIZE), 0
     guide.take(tokenizer.convert_tokens_to_ids("{"))
-    while guide.allowed()[blank]:
+    while guide.allowed_tokens()[blank]:
         guide.take(blank)
         count += 1
     assert count == 4
-    assert guide.allowed().any()
+    assert guide.allowed_tokens().any()
 
 
 @pytest.mark.parametrize(
@@ -118,7 +118,7 @@ def test_blanks_come_to_an_end(guides: JsonGuides, tokenizer: Any) -> None:
 def test_blanks_between_the_parts(schema: Any, text: str, fits: bool, guides: JsonGuides, tokenizer: Any) -> None:
     guide, tokens = guides(json.dumps(schema), ENDS, SIZE), tokenizer(text, add_special_tokens=False)["input_ids"]
     for token in tokens:
-        if not guide.allowed()[token]:
+        if not guide.allowed_tokens()[token]:
             assert not fits
             return
         guide.take(token)

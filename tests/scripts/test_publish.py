@@ -178,13 +178,13 @@ def test_every_system_is_emulated_as_it_is_simulated() -> None:
             assert 0.95 <= ratio <= 1.05, row
 
 
-@pytest.mark.parametrize("name", sorted({file for table in TABLES.values() for file in table.files}))
-def test_data_says_where_it_is_from(name: str) -> None:
-    facts = publish.load(name)
-    assert all(facts[fact] for fact in publish.FACTS)
-    assert facts["command"].startswith(".venv/bin/python -m scripts.")
-    assert not re.search(r"(^|[\s=])/|--quick", facts["command"]), "a whole run, without this machine's own paths"
-    assert not [fact for fact, value in facts.items() if str(value).startswith("/")], "paths of this machine"
+def test_data_says_where_it_is_from() -> None:
+    for name in sorted({file for table in TABLES.values() for file in table.files}):
+        facts = publish.load(name)
+        assert all(facts[fact] for fact in publish.FACTS), name
+        assert facts["command"].startswith(".venv/bin/python -m scripts."), name
+        assert not re.search(r"(^|[\s=])/|--quick", facts["command"]), f"{name}: a whole run, no paths of this machine"
+        assert not [fact for fact, value in facts.items() if str(value).startswith("/")], f"{name}: paths"
 
 
 def test_no_measurement_stands_without_its_data() -> None:

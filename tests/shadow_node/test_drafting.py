@@ -166,6 +166,7 @@ class Run:
             assert drafts == {}
 
 
+@pytest.mark.slow
 @settings(max_examples=100, deadline=None)
 @given(
     seed=st.integers(0, 10**6),

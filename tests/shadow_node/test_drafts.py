@@ -87,9 +87,9 @@ def test_drafts_are_the_shadows_own_tokens(scheme: str, main_of: Any, answers: l
     [
         (1, 1, False, "fp16"),
         (2, 2, True, "int8"),
-        (4, 1, False, "int8"),
-        (4, 3, True, "fp16"),
-        (4, 4, True, "nf4"),
+        pytest.param(4, 1, False, "int8", marks=pytest.mark.slow),
+        pytest.param(4, 3, True, "fp16", marks=pytest.mark.slow),
+        pytest.param(4, 4, True, "nf4", marks=pytest.mark.slow),
         (6, 5, False, "nf4"),
     ],
 )

@@ -42,12 +42,12 @@ def test_both_ends_count_what_was_sent(kit):
     assert ours is not None
     assert theirs is not None
     there, back = (sum(map(size, (1, 300, 70_000))) for size in (size_of_compute, size_of_computed))
-    assert ours.sent.of(Compute) == theirs.received.of(Compute) == (3, there)
-    assert ours.received.of(Computed) == theirs.sent.of(Computed) == (3, back)
+    assert ours.sent.count_of(Compute) == theirs.received.count_of(Compute) == (3, there)
+    assert ours.received.count_of(Computed) == theirs.sent.count_of(Computed) == (3, back)
     load = odmoe_pb2.ToWorker(load={"load_id": 9, "slot": 0, "layer": 0, "expert": 1}).ByteSize()
-    assert ours.sent.of() == theirs.received.of() == (4, there + load)
-    assert ours.received.of(Computed, Loaded).messages == 4
-    assert ours.sent.of(Beat) == ours.received.of(Beat) == (0, 0)
+    assert ours.sent.count_of() == theirs.received.count_of() == (4, there + load)
+    assert ours.received.count_of(Computed, Loaded).messages == 4
+    assert ours.sent.count_of(Beat) == ours.received.count_of(Beat) == (0, 0)
     assert 16384 < there / 3 < 16384 + 64, "what the paper says, and little more"
 
 
@@ -65,9 +65,9 @@ def test_a_stamped_message_is_counted_as_what_it_is_about(kit):
     assert theirs is not None
     stamp = odmoe_pb2.ToWorker(stamp={"due": 1.5, "sent": 1.5, "machine": "x" * 36}).ByteSize()
     there, back = (sum(map(size, (1, 300, 70_000))) + 3 * stamp for size in (size_of_compute, size_of_computed))
-    assert ours.sent.of(Compute) == theirs.received.of(Compute) == (3, there)
-    assert ours.received.of(Computed) == theirs.sent.of(Computed) == (3, back)
-    assert ours.sent.of(Stamped) == ours.received.of(Stamped) == (0, 0)
+    assert ours.sent.count_of(Compute) == theirs.received.count_of(Compute) == (3, there)
+    assert ours.received.count_of(Computed) == theirs.sent.count_of(Computed) == (3, back)
+    assert ours.sent.count_of(Stamped) == ours.received.count_of(Stamped) == (0, 0)
     emulation.close()
 
 

@@ -295,7 +295,13 @@ def test_a_cluster_answers_as_the_dequantised_model(cluster_with: Any, whole: An
         assert report.cluster.loads_checked == 1.0
 
 
-@pytest.mark.parametrize("given", [{"workers": 2, "shadow": "int8"}, {"workers": 3, "audit": 1.0, "shadow": "none"}])
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"workers": 2, "shadow": "int8"},
+        pytest.param({"workers": 3, "audit": 1.0, "shadow": "none"}, marks=pytest.mark.slow),
+    ],
+)
 def test_several_threads_restore_an_expert_of_a_cluster(
     cluster_with: Any, whole: Any, given: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:

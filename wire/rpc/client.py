@@ -103,7 +103,7 @@ def _await(opened: futures.Future[None], peer: str, deadline_s: float, probe: Tl
             return
         except TimeoutError:
             wait_s = PROBE_EACH_S
-        refused = probe.look(end - time.monotonic())
+        refused = probe.probe(end - time.monotonic())
         if refused is not None and opened.cancel():
             raise refused
     if opened.cancel():

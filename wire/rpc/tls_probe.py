@@ -46,17 +46,17 @@ class TlsProbe:
         self._peer = peer
         self._cut_off = 0  # consecutive handshakes that the node cut without an alert
 
-    def look(self, left_s: float) -> CertificateError | None:
+    def probe(self, left_s: float) -> CertificateError | None:
         """None if no node answers, or if the certificates are right. Each of at most four connections is limited by
         `left_s` and `LOOK_S`."""
         try:
-            reason = self._look(max(0.05, min(LOOK_S, left_s)))
+            reason = self._probe(max(0.05, min(LOOK_S, left_s)))
         except OSError:  # no node there, or too slow; one that starts may be both
             self._cut_off = 0
             return None
         return CertificateError(reason) if reason else None
 
-    def _look(self, timeout_s: float) -> str:
+    def _probe(self, timeout_s: float) -> str:
         identity = self._identity
         try:
             with (

@@ -106,7 +106,7 @@ class LoadChecks:
             raise
         return CheckedLoad(nbytes, True, digest.seconds)
 
-    def took(self, seconds: float, load: CheckedLoad) -> None:
+    def on_loaded(self, seconds: float, load: CheckedLoad) -> None:
         """A load has ended and took so long, with its check. Not called for one that was given up at its end."""
         if load.checked:
             self.checked += 1

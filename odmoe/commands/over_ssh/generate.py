@@ -47,7 +47,7 @@ def ask(settings: Settings, prompts: list[str], output: Output, listed: bool = F
     given = {name: value for name, value in dumped.items() if name not in HERE_ONLY}
     kept = {name: f"~/odmoe/{name}-{secrets.token_hex(8)}" for name in OUTPUT_FILES if name in given}
     given |= kept
-    with Ssh.of(cluster, cluster_dir(cluster.name)) as ssh:
+    with Ssh.for_cluster(cluster, cluster_dir(cluster.name)) as ssh:
         remote = ssh.start(cluster.main, AT_HEAD)
         try:
             request = {
@@ -94,7 +94,7 @@ def _is_served(settings: Settings, cluster: ClusterFile) -> bool:
 
     Raises LaunchError where it serves another model.
     """
-    with Ssh.of(cluster, cluster_dir(cluster.name)) as ssh:
+    with Ssh.for_cluster(cluster, cluster_dir(cluster.name)) as ssh:
         try:
             seen = Head(ssh, cluster).status(STATUS_S)
         except ODMoEError:

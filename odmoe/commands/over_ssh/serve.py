@@ -96,7 +96,7 @@ class _Service:
         """Until it ends. Returns its exit code. Raises HostError if the main host or the service there was lost, and
         OSError where its log cannot be written here: it would wait for room in the pipe for ever."""
         self._since = None
-        with Ssh.of(cluster, cluster_dir(cluster.name)) as ssh:
+        with Ssh.for_cluster(cluster, cluster_dir(cluster.name)) as ssh:
             remote = ssh.start(cluster.main, AT_HEAD, GRACE_S)
             try:
                 remote.send(self._asked)
@@ -159,7 +159,7 @@ def _wait_until_back(cluster: ClusterFile, within_s: float) -> None:
     end = time.monotonic() + within_s
     while True:
         try:
-            with Ssh.of(cluster, cluster_dir(cluster.name)) as ssh:
+            with Ssh.for_cluster(cluster, cluster_dir(cluster.name)) as ssh:
                 ssh.run(cluster.main, "true", CHECK_S)
                 return
         except HostError:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from odmoe.serve.api_error import ApiError
 
 if TYPE_CHECKING:
-    from main_node.sampling import How, Sampling
+    from main_node.sampling import GenerateOptions, Sampling
     from odmoe.api.text_answer import TextAnswer
     from odmoe.serve.answers import AnswerFactory
     from odmoe.serve.openai.requests import AnswerRequest
@@ -26,7 +26,7 @@ class EngineRequest:
     n: int
     max_new_tokens: int
     """0: of the prompt's log-probabilities alone."""
-    how: How
+    how: GenerateOptions
 
     @property
     def prompt_tokens(self) -> int:
@@ -80,7 +80,7 @@ def with_own_seed(sampling: Sampling, number: int) -> Sampling:
     return replace(sampling, seed=(sampling.seed + number) % (1 << 63))
 
 
-def options_from_request(service: Service, request: AnswerRequest) -> How:
+def options_from_request(service: Service, request: AnswerRequest) -> GenerateOptions:
     """How to answer, as arguments of `Cluster.generate`. What the request does not say is as in the settings."""
     from main_node.sampling import Sampling
 
@@ -100,7 +100,7 @@ def options_from_request(service: Service, request: AnswerRequest) -> How:
         frequency_penalty=request.frequency_penalty,
         logit_bias=_biases(request.logit_bias, len(service.tokenizer)),
     )
-    how: How = {"sampling": plain(sampling), "stop": request.stop, "ignore_eos": request.ignore_eos}
+    how: GenerateOptions = {"sampling": plain(sampling), "stop": request.stop, "ignore_eos": request.ignore_eos}
     if request.stop_token_ids:
         how["stop_token_ids"] = _token_ids(request.stop_token_ids, len(service.tokenizer))
     schema = request.response_format.text if request.response_format is not None else None
@@ -112,7 +112,7 @@ def options_from_request(service: Service, request: AnswerRequest) -> How:
 def plain(sampling: Sampling) -> Sampling:
     """Where tokens are drawn, but not with the model's own settings (`--sample`), what neither the request nor the
     service says is as OpenAI's API has it: among all tokens, by the model's probabilities."""
-    if not sampling.drawn or sampling.draw:
+    if not sampling.is_random or sampling.draw:
         return sampling
     temperature = 1.0 if sampling.temperature is None else sampling.temperature
     return replace(sampling, temperature=temperature, top_k=sampling.top_k or 0, top_p=sampling.top_p or 1.0)

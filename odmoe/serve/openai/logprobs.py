@@ -22,7 +22,7 @@ def of_completion(
         "tokens": [texts.text_of(token) for token in ids],
         "token_logprobs": [max(one.logprob, LEAST) if one is not None else None for one in found],
         "top_logprobs": [_by_text(texts, one) if one is not None else None for one in found],
-        "text_offset": offsets.of(ids),
+        "text_offset": offsets.offsets_of(ids),
     }
 
 

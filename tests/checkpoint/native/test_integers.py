@@ -26,6 +26,7 @@ SCALE_BYTES = {"Q2_K": [81, 83], "Q3_K": [109], "Q6_K": [209], "MXFP4": []}
 """The high bytes of a block's scales in float16, where it has others than its first one or two."""
 
 
+@pytest.mark.slow
 @given(
     bits=st.integers(1, 8),
     groups=st.sampled_from([(1, 8), (3, 16), (5, 8), (2, 40)]),

@@ -116,12 +116,16 @@ def test_whatever_ended_is_valid(
         return
     guide = make_guides(DEMO)(json.dumps(schema), frozenset([1]), 2048)
     for token in report.token_ids:
-        assert guide.allowed()[token]
+        assert guide.allowed_tokens()[token]
         guide.take(token)
     assert not guide.complete
 
 
-@pytest.mark.parametrize("sampling", [Sampling(), Sampling(seed=1, **WILD)], ids=["greedy", "drawn"])
+@pytest.mark.parametrize(
+    "sampling",
+    [Sampling(), pytest.param(Sampling(seed=1, **WILD), marks=pytest.mark.slow)],
+    ids=["greedy", "drawn"],
+)
 def test_the_tokens_are_those_of_generate_with_the_mask(
     sampling: Sampling, cluster: EmbeddedCluster, whole: Any, tokenizer: Any, prompt: list[int]
 ) -> None:
@@ -132,7 +136,7 @@ def test_the_tokens_are_those_of_generate_with_the_mask(
         def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
             if input_ids.shape[1] > len(prompt):
                 guide.take(int(input_ids[0, -1]))
-            return scores.masked_fill(~guide.allowed(), -math.inf)
+            return scores.masked_fill(~guide.allowed_tokens(), -math.inf)
 
     report = answered(cluster, prompt, OBJECT, sampling=sampling)
     torch.manual_seed(sampling.seed or 0)
@@ -240,14 +244,14 @@ def test_a_schema_that_cannot_be_followed_any_further(
     cluster: EmbeddedCluster, prompt: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The library's limits are those of one request."""
-    allowed, calls = JsonGuide.allowed, iter(range(100))
+    allowed, calls = JsonGuide.allowed_tokens, iter(range(100))
 
     def broken(self: JsonGuide) -> torch.Tensor:
         if next(calls) == 3:
             self._matcher.consume_token(5)  # no token of this text
         return allowed(self)
 
-    monkeypatch.setattr(JsonGuide, "allowed", broken)
+    monkeypatch.setattr(JsonGuide, "allowed_tokens", broken)
     with pytest.raises(RequestFailedError, match="the schema cannot be followed any further: "):
         answered(cluster, prompt, OBJECT)
     monkeypatch.undo()

@@ -27,7 +27,7 @@ class World:
         self.peers: Any = SimpleNamespace(
             shadow="shadow",
             lose_shadow=lambda peer, error: self.lost.append(str(error)),
-            banned=lambda: self.banned,
+            banned_workers=lambda: self.banned,
         )
         self.now = 0.0
         self.looks: Iterator[float] = iter(())
@@ -258,6 +258,6 @@ def test_an_error_at_every_look_is_logged_once(
     def fails(passed_s: float) -> None:
         raise RuntimeError("no time")
 
-    monkeypatch.setattr(deadlines, "_look_at_workers", fails)
+    monkeypatch.setattr(deadlines, "_check_workers", fails)
     look(world, deadlines, 20 * LOOK_S)
     assert [repr(record.exc_info[1]) for record in caplog.records if record.exc_info] == ["RuntimeError('no time')"]

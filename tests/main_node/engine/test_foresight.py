@@ -200,6 +200,7 @@ def test_token_tells_of_the_next_pass(token_file: Callable[[Any], Path]) -> None
         assert torch.allclose(torch.tensor(told.scores[0]), (weight @ row).softmax(0), atol=1e-5)
 
 
+@pytest.mark.slow
 def test_token_learns_from_what_is_decoded(demo: Path) -> None:
     """Of a trained model: what it says of each next token gets better; without learning it stays where it was."""
     from transformers import AutoModelForCausalLM

@@ -56,7 +56,7 @@ def passing(model: Any, watch: GateWatch, seen: Callable[[t.Visit, LayerWork], N
     def experts_of(layer: int) -> Any:
         def experts(hidden: torch.Tensor, index: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
             visit, work = t.Visit(1, 0, layer), LayerWork(hidden, index, weights, LentThreads())
-            watch.look(visit, work)
+            watch.keep_scores(visit, work)
             seen(visit, work)
             list(watch.ahead(visit, work))
             return eager(model, layer, hidden, index, weights)

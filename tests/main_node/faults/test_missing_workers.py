@@ -69,6 +69,7 @@ def test_several_requests_wait_together(served_of: Callable[..., ServedCluster],
     assert [[first, *rest] for first, rest in zip(firsts, rests, strict=True)] == [one.tokens for one in wanted]
 
 
+@pytest.mark.slow
 def test_nobody_comes_back(served_of: Callable[..., ServedCluster], reference: Any) -> None:
     cluster, expected = served_of(worker_wait_s=1.0), reference("float32", 0, TOKENS)
     with cluster.main.generate(expected.prompt, TOKENS, ignore_eos=True) as answer:

@@ -69,6 +69,7 @@ def test_the_same_answers(model: odmoe.Model, expected: Callable[..., Any]) -> N
     asyncio.run(ask())
 
 
+@pytest.mark.slow
 def test_chats(chats: odmoe.Model) -> None:
     messages = [{"role": "user", "content": "Who is Romeo?"}]
 

@@ -72,6 +72,7 @@ def test_a_model_without_a_chat_template(model: odmoe.Model) -> None:
         model.chat([{"role": "user", "content": "Hello"}])
 
 
+@pytest.mark.slow
 def test_draws_follow_the_seed(model: odmoe.Model) -> None:
     one, other, again = (
         model.generate(PROMPT, max_new_tokens=12, temperature=1.5, seed=seed).token_ids for seed in (1, 2, 1)

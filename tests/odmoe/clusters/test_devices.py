@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from checkpoint.store import ExpertStore
-from main_node.sampling import How, Sampling
+from main_node.sampling import GenerateOptions, Sampling
 from odmoe.clusters.devices import check_devices, device_of
 from odmoe.clusters.embedded import EmbeddedCluster
 from odmoe.settings.settings import Settings
@@ -54,14 +54,14 @@ def there(**more: Any) -> Settings:
 
 
 def answer(
-    cluster: EmbeddedCluster, prompt: list[int], tokens: int = TOKENS, **how: Unpack[How]
+    cluster: EmbeddedCluster, prompt: list[int], tokens: int = TOKENS, **how: Unpack[GenerateOptions]
 ) -> tuple[list[int], Any]:
     steps = list(cluster.generate(prompt, tokens, **{"ignore_eos": True, **how}))
     return [step.token_id for step in steps if step.token_id is not None], steps[-1].report
 
 
 def per_token(
-    cluster: EmbeddedCluster, crossings: Crossings, prompt: list[int], **how: Unpack[How]
+    cluster: EmbeddedCluster, crossings: Crossings, prompt: list[int], **how: Unpack[GenerateOptions]
 ) -> Counter[tuple[str, str]]:
     """What two answers of different lengths differ in, for each token, by kind and asker."""
     counts = []
@@ -164,7 +164,7 @@ def test_what_is_told_and_chosen_there_is_as_on_the_processor(
     machine: Machine, store: ExpertStore, prompt: list[int]
 ) -> None:
     """A prompt's log-probabilities are waited for once."""
-    how: How = {
+    how: GenerateOptions = {
         "sampling": Sampling(frequency_penalty=0.5),
         "logprobs": 3,
         "prompt_logprobs": 2,

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from main_node.answer import Step
-from main_node.sampling import How, Sampling
+from main_node.sampling import GenerateOptions, Sampling
 from odmoe.clusters import retries
 from odmoe.clusters.embedded import EmbeddedCluster
 from odmoe.clusters.retries import RetriedAnswer, Retrying
@@ -25,6 +25,7 @@ from scheduler.errors import (
     RequestCancelledError,
     RequestError,
 )
+from support.cases import slow_except
 from support.machines.cli import CommandLine
 
 TOKENS = [5, 3, 8, 8, 1, 2]
@@ -209,7 +210,7 @@ def test_every_step_once_with_all_that_was_asked_for(schema: str | None, demo_st
     """The prompt's log-probabilities, too: with the first token, and not again with the first of the second answer."""
     Dying.died = 0
     sampling = Sampling(temperature=1.2, seed=3, frequency_penalty=0.5, logit_bias=((40, 2.0),))
-    how: How = {"sampling": sampling, "logprobs": 3, "prompt_logprobs": 2, "schema": schema}
+    how: GenerateOptions = {"sampling": sampling, "logprobs": 3, "prompt_logprobs": 2, "schema": schema}
     prompt = [5, 17, 300, 88, 41]
     settings = Settings(model="demo", shadow="none", workers=1, threads=1, loader="memory")
     with closing(Dying(settings, demo_store("float32"))) as cluster:
@@ -222,7 +223,7 @@ def test_every_step_once_with_all_that_was_asked_for(schema: str | None, demo_st
     assert len(steps[0].prompt_logprobs or ()) == len(prompt)
 
 
-@pytest.mark.parametrize("flags", [[], ["--temperature", "0.9"]])
+@pytest.mark.parametrize("flags", slow_except([["--temperature", "0.9"]], [[], ["--temperature", "0.9"]]))
 def test_the_text_is_shown_once(
     flags: list[str], cli: CommandLine, demo: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

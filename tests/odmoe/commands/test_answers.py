@@ -15,6 +15,7 @@ from main_node.answer import Answer, Step
 from odmoe.commands.generate import Job
 from odmoe.commands.shared.prompts import read_prompts
 from scheduler.errors import RequestFailedError
+from support.cases import slow_except
 from support.machines.cli import CommandLine
 
 Expected = Callable[[str, int], tuple[list[int], str]]
@@ -63,7 +64,7 @@ def test_the_answer_streams(cli: CommandLine, demo: Path, expected: Expected, mo
     assert all(text.startswith(so_far) for _, so_far in shown[:-1])
 
 
-@pytest.mark.parametrize("shadow", ["none", "int8"])
+@pytest.mark.parametrize("shadow", slow_except(["none"], ["none", "int8"]))
 def test_json_is_one_object(shadow: str, cli: CommandLine, demo: Path, expected: Expected) -> None:
     ids, text = expected(PROMPT, 8)
     cluster = ("--workers", "3", "--slots", "2", "--shadow", shadow, "--threads", "1")
@@ -94,6 +95,16 @@ def test_the_prompt_may_come_from_standard_input(cli: CommandLine, demo: Path, e
     prompt = "Question: Łódź 你好?\nAnswer:"
     answer = cli("generate", "-m", str(demo), "-n", "8", *LITTLE, stdin=prompt.encode())
     assert (answer.code, answer.out) == (0, expected(prompt, 8)[1] + "\n")
+
+
+def test_a_budget_keeps_room_for_one_request(cli: CommandLine, demo: Path, tmp_path: Path) -> None:
+    """A prompt alone needs one KV cache; prompts of a file may need all that --parallel allows."""
+    file = tmp_path / "prompts.txt"
+    file.write_text("HAMLET\n")
+    few = ("generate", "--json", "-m", str(demo), "-n", "1", "--threads", "1", "--shadow", "none", "--memory", "60MB")
+    alone, listed = (json.loads(cli(*few, *more).out)["memory_budget"] for more in (["A"], ["--prompts", str(file)]))
+    assert listed["kv"] == 8 * alone["kv"]
+    assert listed["total"] == alone["total"]
 
 
 def test_a_store_may_be_the_model(cli: CommandLine, demo_store: Any, expected: Expected) -> None:

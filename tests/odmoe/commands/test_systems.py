@@ -105,6 +105,7 @@ def test_a_trace_has_the_slots_of_each_worker(
     assert read_trace(file)[1]["slots"] == slots
 
 
+@pytest.mark.slow
 def test_the_advised_share_of_memory_suffices(cli: CommandLine, demo: Path) -> None:
     flags = ("--system", "eap", "--precision", "int4", "--device-memory", "5%")
     answer = cli("generate", "-m", str(demo), *flags, *QUICK, "hello")

@@ -362,6 +362,19 @@ def test_it_makes_the_store_that_generate_would(
     check_one_line(cli("verify", str(demo), "--experts", "other"), 2, "ConfigError", ["--experts", "native"])
 
 
+def test_the_model_may_be_named_by_a_flag(cli: CommandLine, demo: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As for generate, and then the first argument is the prompt."""
+    given: list[tuple[str, list[str]]] = []
+    monkeypatch.setattr(
+        "odmoe.commands.verify.run_verify", lambda settings, texts, *_: given.append((settings.model, texts)) or True
+    )
+    for args in ((str(demo), PROMPT), ("-m", str(demo), PROMPT), (PROMPT, "--model", str(demo))):
+        assert cli("verify", *args).code == 0
+    assert given == [(str(demo), [PROMPT])] * 3
+    check_one_line(cli("verify", "-m", "a", "b", "c"), 2, "ConfigError", ["two models are given, 'b' and -m 'a'"])
+    check_one_line(cli("verify"), 2, "ConfigError", ["no model is given"])
+
+
 @pytest.mark.slow
 def test_what_cannot_be_is_said_before_anything_is_loaded(
     cli: CommandLine, demo: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

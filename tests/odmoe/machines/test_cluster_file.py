@@ -33,7 +33,7 @@ def test_the_project_s_own_file_has_ten_hosts() -> None:
     cluster = read_cluster_file(ROOT / "cluster.yaml")
     assert [host.name for host in cluster.hosts] == ["main", "shadow", *(f"worker-{n}" for n in range(8))]
     assert [host.address for host in cluster.hosts] == [f"10.77.0.{n}" for n in range(11, 21)]
-    assert [host.group for host in cluster.of("worker_node")] == [0, 0, 1, 1, 2, 2, 3, 3]
+    assert [host.group for host in cluster.hosts_of("worker_node")] == [0, 0, 1, 1, 2, 2, 3, 3]
     assert cluster.main.address == "10.77.0.11"
     assert cluster.find("worker-3") is cluster.find("10.77.0.16") is cluster.hosts[5]
 

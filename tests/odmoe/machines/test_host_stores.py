@@ -20,7 +20,7 @@ ADDRESSES = ("127.0.9.1", "127.0.9.2", "127.0.9.3")
 @pytest.fixture
 def ssh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> LocalSsh:
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
-    monkeypatch.setattr(module.Ssh, "of", lambda *_: LocalSsh(tmp_path))
+    monkeypatch.setattr(module.Ssh, "for_cluster", lambda *_: LocalSsh(tmp_path))
     return LocalSsh(tmp_path)
 
 

@@ -43,7 +43,7 @@ class World:
 
     def fleet(self, *given: Any) -> Any:
         made: Any = Closable()
-        made.look, made.watch = lambda: [], lambda: None
+        made.find_seats, made.watch = lambda: [], lambda: None
         made.facts = lambda: [{"kind": "worker"}]
         made.settings = given[1]
         self.fleets.append(made)

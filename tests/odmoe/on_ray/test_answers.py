@@ -43,7 +43,7 @@ def test_one_that_is_held_goes_on_for_ever() -> None:
     for number in range(10 * LOOKS):
         assert next(running) == number
         answers.hold(["a", "another, which is over"])
-        answers.look()
+        answers.cancel_unwanted()
     assert not reply.cancelled.is_set()
 
 
@@ -53,10 +53,10 @@ def test_one_that_nobody_holds_is_given_up_and_says_so() -> None:
     next(kept), next(lost)
     for _ in range(LOOKS):
         answers.hold(["kept"])
-        answers.look()
+        answers.cancel_unwanted()
     assert not unwanted.cancelled.is_set()
     answers.hold(["kept"])
-    answers.look()
+    answers.cancel_unwanted()
     assert unwanted.cancelled.is_set()
     assert not wanted.cancelled.is_set()
     with pytest.raises(RequestCancelledError, match="its client has been silent for 30 s; send the request again"):
@@ -89,7 +89,7 @@ def test_nothing_is_kept_of_answers_that_are_over() -> None:
         running.close()
         answers.cancel(f"{number}")  # too late, as after an answer that has failed
     for _ in range(100 * LOOKS):
-        answers.look()
+        answers.cancel_unwanted()
     kept = [value for value in vars(answers).values() if isinstance(value, dict | set | list)]
     assert kept
     assert not any(kept)

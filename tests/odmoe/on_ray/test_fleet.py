@@ -62,7 +62,7 @@ def fleet(ray: PretendedRay) -> Fleet:
         peers=SimpleNamespace(nodes=list, wasted_s=lambda role, number: 0.0), waiting=lambda: False
     )
     made = Fleet(engine, SETTINGS, "store", None)
-    assert made.look() == [("worker", 0), ("worker", 1)]
+    assert made.find_seats() == [("worker", 0), ("worker", 1)]
     return made
 
 

@@ -12,6 +12,7 @@ import openai
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from support.cases import slow_except
 from support.machines.http_service import WAIT_S, Served, serving
 
 if TYPE_CHECKING:
@@ -152,7 +153,9 @@ def test_another_name_is_refused_without_a_key(served: Served, locked: Served, h
     assert httpx2.get(f"{locked.url}/v1/models", headers={"Host": host} | key).status_code == 200
 
 
-@pytest.mark.parametrize("kind", ["text/plain", "application/json", "application/x-www-form-urlencoded"])
+@pytest.mark.parametrize(
+    "kind", slow_except(["text/plain"], ["text/plain", "application/json", "application/x-www-form-urlencoded"])
+)
 def test_pages_may_not_send_requests_without_a_key(served: Served, locked: Served, kind: str) -> None:
     """Browsers send the first and the last of these without asking."""
     body = json.dumps({"model": "demo-moe", "prompt": "a", "max_tokens": 1})

@@ -13,6 +13,7 @@ import pytest
 
 from main_node.answer import Step
 from odmoe.text import StoppedText
+from support.cases import slow_except
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -88,6 +89,7 @@ def test_both_at_once_is_refused(client: OpenAI, how: dict[str, Any]) -> None:
     assert raised.value.param == "continue_final_message"
 
 
+@pytest.mark.slow
 def test_stop_tokens(client: OpenAI, model: Model, expected: str) -> None:
     """The answer ends with one of them, which is no part of its text; not only where it is special."""
     ids = model.opened.tokenizer(TEXT, add_special_tokens=False)["input_ids"]
@@ -141,6 +143,7 @@ def test_other_ways_to_ask_the_same(client: OpenAI, expected: str, change: dict[
     assert answer(client, **given).choices[0].message.content == expected
 
 
+@pytest.mark.slow
 def test_several_answers(client: OpenAI) -> None:
     whole = [one.message.content for one in answer(client, n=3, temperature=1.2, seed=5).choices]
     assert len(set(whole)) > 1
@@ -167,6 +170,7 @@ def test_without_a_limit_it_goes_on_to_the_end_of_the_context(client: OpenAI, mo
     assert found.usage.completion_tokens < 20
 
 
+@pytest.mark.slow
 def test_log_probabilities(client: OpenAI, expected: str) -> None:
     choice = answer(client, logprobs=True, top_logprobs=2).choices[0]
     content = choice.logprobs.content
@@ -409,7 +413,7 @@ SCHEMA = {
 }
 
 
-@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("stream", slow_except([True], [False, True]))
 def test_an_answer_follows_a_json_schema(client: OpenAI, stream: bool) -> None:
     """The penalty keeps the small model from blanks without end."""
     asked = {"type": "json_schema", "json_schema": {"name": "found", "schema": SCHEMA, "strict": True}}

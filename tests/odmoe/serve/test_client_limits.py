@@ -102,6 +102,7 @@ def test_a_stream_that_nobody_reads(model: Model, endless: None) -> None:
         assert served.lines[0].endswith("finish=cancelled")
 
 
+@pytest.mark.slow
 def test_a_response_that_nobody_reads(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its answer is whole: it is the connection that is given up."""
 

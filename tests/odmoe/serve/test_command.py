@@ -7,9 +7,11 @@ import signal
 import socket
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
+from scheduler.errors import ClusterError
 from support.machines.cli import CommandLine, check_one_line
 from support.machines.processes import Starter, starter, wait_until_gone
 from support.machines.served_process import SERVED_SMALL, address_of, client_of
@@ -82,3 +84,15 @@ def test_the_key_from_the_environment(cli: CommandLine, demo: Path, monkeypatch:
     check_one_line(wrong, 2, "ConfigError", ["ODMOE_API_KEY has a key of 5 characters"])
     assert "short" not in wrong.err
     assert cli("config").code == 0
+
+
+def test_it_says_that_it_starts(cli: CommandLine, demo: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a terminal, too, where no spinner does: a model takes long to load. Not with --quiet."""
+
+    def start(*_: object) -> NoReturn:
+        raise ClusterError("no nodes")
+
+    monkeypatch.setattr("odmoe.serve.start.start_model", start)
+    for flags, said in (((), [f"starting {demo}"]), (("--quiet",), [])):
+        answer = cli("serve", "-m", str(demo), "--bind", "127.0.0.1:0", *flags)
+        assert answer.err.splitlines() == [*said, "odmoe: ClusterError: no nodes"]

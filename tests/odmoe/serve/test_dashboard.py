@@ -87,7 +87,7 @@ def world(demo_store: Callable[[str], Any], shadow_model: Callable[[str], Any]) 
     drafts = DraftSource(3, prompt=True)
     cluster = ServedCluster(demo_store("float32"), workers=2, shadow=shadow_model("nf4"), drafts=drafts)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("main_node.node.DRAIN_S", 0.2)  # drafts overtake the shadow, which is waited for then
+        patch.setattr("main_node.node.LAST_PREDICTIONS_S", 0.2)  # drafts overtake the shadow, which is waited for then
         try:
             found.metrics = Metrics(SimpleNamespace(figures=lambda: figures_of(cluster.main)))  # type: ignore[arg-type]
             found.metrics.on_refused("queue_full")
@@ -112,11 +112,11 @@ def test_each_query_finds_figures(expression: str, world: World) -> None:
     assert [value for value in found.values() if math.isfinite(value)], f"nothing, or no number: {found}"
 
 
-@pytest.mark.parametrize("expression", TARGETS)
-def test_prometheus_own_grammar_takes_each_query(expression: str) -> None:
-    promql_parser.parse(filled(expression))
-    with pytest.raises(ValueError, match=r"\w"):
-        promql_parser.parse(filled(expression) + ")")
+def test_prometheus_own_grammar_takes_each_query() -> None:
+    for expression in (str(target.values[0]) for target in TARGETS):
+        promql_parser.parse(filled(expression))
+        with pytest.raises(ValueError, match=r"\w"):
+            promql_parser.parse(filled(expression) + ")")
 
 
 def of(title: str, legend: str) -> str:

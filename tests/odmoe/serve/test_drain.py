@@ -154,15 +154,15 @@ def test_a_main_node_that_is_gone_for_good_ends_the_service(model: Model, monkey
         lasting.server = own.server = served.server
         gone = LinkError("the main node died")
         for _ in range(3):
-            lasting.look(gone)
+            lasting.on_poll(gone)
             time.sleep(0.06)
         for error in (gone, None, gone, ClusterError("slow"), gone):
-            own.look(error)
+            own.on_poll(error)
             time.sleep(0.06)
         assert httpx2.get(f"{served.url}/health").status_code == 200
         raised: list[BaseException | None] = []
         monkeypatch.setattr(threading, "excepthook", lambda found: raised.append(found.exc_value))
-        own.look(gone)
+        own.on_poll(gone)
         until(lambda: bool(raised))
     assert isinstance(raised[0], ClusterError)
     assert "the main node died" in str(raised[0])

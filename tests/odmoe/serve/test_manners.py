@@ -16,6 +16,7 @@ import pytest
 
 from odmoe.serve.access_log import AccessLog, Record
 from scheduler.errors import MainNodeLostError, NonFiniteError
+from support.cases import slow_except
 from support.machines.gated_answers import begun, gated
 from support.machines.http_service import WAIT_S, Served, demo_model, is_idle, request_bytes, serving, until
 
@@ -105,6 +106,7 @@ def test_a_full_queue(served: Served) -> None:
     assert served.client().completions.create(**ASK, max_tokens=1).choices
 
 
+@pytest.mark.slow
 def test_more_answers_than_places_are_given_in_turn(served: Served) -> None:
     until(lambda: is_idle(served))
     found = served.client().completions.create(**ASK, max_tokens=1, n=9)
@@ -152,7 +154,7 @@ def test_an_answer_that_fails(
     until(lambda: is_idle(served))
 
 
-@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("stream", slow_except([True], [False, True]))
 def test_a_deadline(model: Model, stream: bool) -> None:
     """Of an answer that never ends, and of one that never begins."""
     with gated() as gate, serving(model, request_timeout=0.5) as served:

@@ -119,6 +119,7 @@ def reached(make: Callable[[int], Plan], worlds: int) -> Counter[str]:
     return runs
 
 
+@pytest.mark.slow
 def test_worlds_with_od_moes_choices_reach_every_branch_that_is_hard() -> None:
     runs = reached(random_plan, 36)
     often = {

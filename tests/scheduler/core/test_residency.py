@@ -201,7 +201,7 @@ def test_homes_are_where_prefill_would_share_them_out(workers: int, layers: int,
     homes.settle()
     for layer in range(layers):
         share = RoundRobin(2).share(range(workers), layer, experts)
-        assert [homes.of(ExpertId(layer, e)) for e in range(experts)] == share
+        assert [homes.worker_of(ExpertId(layer, e)) for e in range(experts)] == share
 
 
 def test_homes_fill_workers_of_any_size() -> None:
@@ -210,7 +210,7 @@ def test_homes_fill_workers_of_any_size() -> None:
         homes.on_worker_joined(worker, slots)
     homes.settle()
     everybody = [ExpertId(1, e) for e in range(4)] + [ExpertId(3, e) for e in range(3)]
-    assert [homes.of(expert) for expert in everybody] == [2, 5, 7, 5, 7, 5, 5]
+    assert [homes.worker_of(expert) for expert in everybody] == [2, 5, 7, 5, 7, 5, 5]
 
 
 # --- a policy that evicts ---------------------------------------------------------------------------------------------

@@ -37,26 +37,26 @@ def test_shares_and_rows_together_fill_the_layer(rows: dict[int, int]) -> None:
 def test_what_a_gate_says_of_its_experts() -> None:
     """Two rows of three experts, two chosen each: 0.5, 0.3 | 0.2, 0.6 of those."""
     wants = importance_of(((0.5, 0.3, 0.1), (0.2, 0.1, 0.6)), 2, False, {0: 2, 1: 1, 2: 1})
-    assert wants.of(0) == Importance(False, False, 2, 0.0, 0.35, 0, 0.0)
-    assert wants.of(1) == Importance(False, False, 1, 0.5, 0.3, 1, pytest.approx(0.5 / 0.8))
-    assert wants.of(2) == Importance(False, False, 1, 0.75, 0.6, 0, 0.0)
+    assert wants.importance_of(0) == Importance(False, False, 2, 0.0, 0.35, 0, 0.0)
+    assert wants.importance_of(1) == Importance(False, False, 1, 0.5, 0.3, 1, pytest.approx(0.5 / 0.8))
+    assert wants.importance_of(2) == Importance(False, False, 1, 0.75, 0.6, 0, 0.0)
 
 
 def test_experts_that_a_gate_chose_by_more_than_their_scores_are_the_chosen_ones() -> None:
     """Expert 0 scores best and is not chosen, as where a correction is added: its place is not counted."""
     wants = importance_of(((0.5, 0.1, 0.3),), 2, False, {1: 1, 2: 1}, ((1, 2),))
-    assert wants.of(2) == Importance(False, False, 1, 0.5, 0.3, 0, 0.0)
-    assert wants.of(1) == Importance(False, False, 1, 0.0, 0.1, 1, pytest.approx(0.75))
-    assert wants.of(0).score is None
+    assert wants.importance_of(2) == Importance(False, False, 1, 0.5, 0.3, 0, 0.0)
+    assert wants.importance_of(1) == Importance(False, False, 1, 0.0, 0.1, 1, pytest.approx(0.75))
+    assert wants.importance_of(0).score is None
 
 
 def test_what_is_foreseen_is_only_predicted_and_each_row_wants_its_best() -> None:
     wants = importance_of(((0.5, 0.3, 0.1), (0.6, 0.1, 0.2)), 2, True)
-    assert [wants.of(e).rows for e in range(3)] == [0, 0, 0]
-    assert all(wants.of(e).predicted and wants.of(e).prefill for e in range(3))
-    assert [wants.of(e).share for e in range(3)] == [0.0, 0.5, 0.75]
-    assert wants.of(9).score is None
-    assert wants.of(9).rank > 1000
+    assert [wants.importance_of(e).rows for e in range(3)] == [0, 0, 0]
+    assert all(wants.importance_of(e).predicted and wants.importance_of(e).prefill for e in range(3))
+    assert [wants.importance_of(e).share for e in range(3)] == [0.0, 0.5, 0.75]
+    assert wants.importance_of(9).score is None
+    assert wants.importance_of(9).rank > 1000
 
 
 @given(rows=ROWS, k=st.integers(1, 5))
@@ -70,8 +70,8 @@ def test_means_and_places_are_those_of_counting(rows: list[list[int]], k: int) -
 
 def test_without_scores_only_the_rows_are_known() -> None:
     wants = importance_of((), 2, False, {1: 3, 4: 1})
-    assert wants.of(1) == Importance(False, False, 3, 0.0, None, wants.of(9).rank)
-    assert importance_of((), 2, True).of(1).rows == 0
+    assert wants.importance_of(1) == Importance(False, False, 3, 0.0, None, wants.importance_of(9).rank)
+    assert importance_of((), 2, True).importance_of(1).rows == 0
 
 
 @given(data=st.data(), rows=ROWS)
@@ -91,7 +91,7 @@ def _count(wants: LayerImportance, scores: Scores, best: list[list[int]]) -> Non
     assert set(wants.score) == set(wants.rank) == set(wants.better) == named
     for expert in named:
         mine = [(row, chosen) for row, chosen in zip(scores, best, strict=True) if expert in chosen]
-        said = wants.of(expert)
+        said = wants.importance_of(expert)
         assert said.score == pytest.approx(sum(row[expert] for row, _ in mine) / len(mine))
         assert said.rank == min(chosen.index(expert) for _, chosen in mine)
         before = [sum(row[e] for e in chosen[: chosen.index(expert)]) for row, chosen in mine]

@@ -48,6 +48,7 @@ def test_wrong_drafts_gain_nothing() -> None:
     assert blocks == gained == outcome.steps == 39
 
 
+@pytest.mark.slow
 def test_the_share_of_accepted_drafts_follows_the_acceptance() -> None:
     """A block's drafts after a wrong one are wrong too."""
     assert accepted(drawn(1, 0.6, tokens=200)) == pytest.approx(0.6, abs=0.1)

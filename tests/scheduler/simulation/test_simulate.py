@@ -150,6 +150,7 @@ def test_recall_is_counted_as_it_was_drawn(profile: Profile) -> None:
     assert run(profile, None, predictor="random").stats.overall.recall == pytest.approx(0.25, abs=0.02)
 
 
+@pytest.mark.slow
 def test_a_second_slot_needs_loads_that_can_be_given_up(profile: Profile) -> None:
     """Departing late: 4.7 % where a load ends within 8 MiB, 0.5 % where it goes on to its end, as in
     docs/measurements.md."""

@@ -13,12 +13,16 @@ from scheduler.simulation.scenario import RECALL, Scenario
 from scheduler.simulation.simulate import simulate
 from scheduler.simulation.workload import random_workload
 from scheduler.timing.profile import Profile, find_profile
+from support.cases import slow_except
 
 PAPER = find_profile("rtx3090-1gbe")
 
 
+PROFILES = [replace(PAPER, fits=()), *PAPER.other_fits()]
+
+
 @pytest.mark.parametrize(
-    "profile", [replace(PAPER, fits=()), *PAPER.other_fits()], ids=lambda p: f"{p.load_s * 1e3:g} ms"
+    "profile", slow_except([PROFILES[0], PROFILES[-1]], PROFILES), ids=lambda p: f"{p.load_s * 1e3:g} ms"
 )
 def test_each_gives_the_speed_that_the_paper_measured(profile: Profile) -> None:
     """3.69 tokens/s, with its own policy."""

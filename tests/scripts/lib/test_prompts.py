@@ -6,7 +6,6 @@ import ast
 import json
 import re
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -86,26 +85,18 @@ def test_mixed_prompts_are_of_each_domain_in_turns() -> None:
         prompts.mixed_prompts(1000)
 
 
-@pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: str(path.relative_to(ROOT)))
-def test_scripts_have_no_other_source_of_prompts(script: Path) -> None:
+def test_scripts_have_no_other_source_of_prompts() -> None:
     """scripts/lib/prompts.py alone reads scripts/data, and the training prompts are for training alone."""
-    name = str(script.relative_to(ROOT))
-    tree = ast.parse(script.read_text())
-    imported = {
-        f"{node.module}.{alias.name}"
-        for node in ast.walk(tree)
-        if isinstance(node, ast.ImportFrom)
-        for alias in node.names
-    }
-    if name != "scripts/lib/prompts.py":
-        assert "scripts.lib.paths.DATA" not in imported
-        files = {file.name for file in DATA.rglob("*") if file.suffix in (".txt", ".jsonl")} | {"gsm8k_prompts.json"}
-        said = {node.value for node in ast.walk(tree) if isinstance(node, ast.Constant) and isinstance(node.value, str)}
-        assert not {file for file in files if file in said}
-    if name not in TRAINS:
-        assert not {one for one in imported if one.startswith("odmoe.training.domains")}
-
-
-def test_only_what_trains_reads_the_training_prompts() -> None:
-    """The list above does not outlive its files."""
-    assert all((ROOT / name).is_file() for name in TRAINS)
+    files = {file.name for file in DATA.rglob("*") if file.suffix in (".txt", ".jsonl")} | {"gsm8k_prompts.json"}
+    for script in SCRIPTS:
+        name = str(script.relative_to(ROOT))
+        nodes = list(ast.walk(ast.parse(script.read_text())))
+        imported = {
+            f"{node.module}.{alias.name}" for node in nodes if isinstance(node, ast.ImportFrom) for alias in node.names
+        }
+        if name != "scripts/lib/prompts.py":
+            assert "scripts.lib.paths.DATA" not in imported, name
+            said = {node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)}
+            assert not files & said, name
+        if name not in TRAINS:
+            assert not {one for one in imported if one.startswith("odmoe.training.domains")}, name

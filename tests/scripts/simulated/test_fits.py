@@ -22,6 +22,7 @@ def test_the_pairs_are_those_of_the_profile_and_the_cards_differ_in_computing_on
         assert (other.load_s, other.shadow_layer_s, other.hop_s) == (one.load_s, one.shadow_layer_s, one.hop_s)
 
 
+@pytest.mark.slow
 def test_a_row_of_a_small_testbed() -> None:
     small, other = (replace(one, layers=4) for one in next(fits.fits()))
     found = fits.row(SIMULATED, small, other)

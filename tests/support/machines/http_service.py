@@ -82,12 +82,12 @@ def request_bytes(served: Served, body: dict[str, Any], path: str = "/v1/complet
 @contextmanager
 def demo_model(store: Any, **settings: Any) -> Iterator[Model]:
     """The demo model on an embedded cluster."""
-    from main_node.shape import limited, model_shape
+    from main_node.shape import model_shape, with_context
     from odmoe.text import load_tokenizer
 
     usual: dict[str, Any] = {"model": str(DEMO), "shadow": "none", "threads": 1, "workers": 2}
     chosen = Settings(**(usual | settings))
-    context = limited(model_shape(store), chosen.ctx_size).context
+    context = with_context(model_shape(store), chosen.ctx_size).context
     with OpenedModel(chosen, store, load_tokenizer(store.dense), context).start() as model:
         yield model
 

@@ -146,7 +146,7 @@ def test_down_where_the_head_cannot_be_asked(world: PretendedCluster) -> None:
     (world.base / "ray-fails").touch()
     down(world.file, world.terminal)
     stderr = world.stderr()
-    assert "the nodes were not stopped in order" in stderr
+    assert "the nodes could not be asked to stop, and are killed" in stderr
     assert "ray down ended with exit code 1" in stderr
     assert "nothing runs any more on 4 hosts" in stderr
 
@@ -158,7 +158,7 @@ def test_ray_s_own_logs_are_read_on_the_host_and_the_launcher_s_on_the_head(
     logs.mkdir()
     monkeypatch.setattr(ray_cli, "LOGS", str(logs))
     hosts = list(world.cluster.hosts)
-    with Ssh.of(world.cluster, cluster_dir("odmoe-test")) as ssh:
+    with Ssh.for_cluster(world.cluster, cluster_dir("odmoe-test")) as ssh:
         assert ray_cli.ray_says(ssh, hosts[0], hosts[1:]) == {}
         (logs / "monitor.out").write_text(
             "NodeUpdater: 127.0.99.22: Ray start commands failed [LogTimer=9ms]\n"

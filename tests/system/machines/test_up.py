@@ -135,7 +135,7 @@ def test_a_host_that_leaves_the_file_is_ended(world: PretendedCluster) -> None:
 
 
 def processes_of(world: PretendedCluster, number: int) -> list[str]:
-    with Ssh.of(world.cluster, world.base) as ssh:
+    with Ssh.for_cluster(world.cluster, world.base) as ssh:
         return list(probe(ssh, world.cluster.hosts[number])["processes"])
 
 

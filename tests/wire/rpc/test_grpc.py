@@ -178,7 +178,7 @@ def test_messages_of_one_call_travel_as_one(kit):
         channel.send(Load(1, 0, 2, 3), Evict(4))
         channel.send(Load(2, 0, 2, 3))
         heard.take(1)
-        assert traffic_of(channel).sent.of(Load).messages == 2
+        assert traffic_of(channel).sent.count_of(Load).messages == 2
         channel.close()
     bundle, alone = (pb for pb in seen if pb.WhichOneof("message") != "beat")
     parts = [odmoe_pb2.ToWorker.FromString(part) for part in bundle.bundle.messages]

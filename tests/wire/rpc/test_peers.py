@@ -87,6 +87,7 @@ def test_client_lost_mid_stream(kit, fate, said):
             node.streams[0].reply.send(Loaded(1, 0, 0.0))
 
 
+@pytest.mark.slow
 def test_a_short_freeze_is_forgiven(kit):
     heard = Recorder()
     with process(SERVER) as (child, address):

@@ -76,7 +76,7 @@ def test_a_main_node_is_let_in_whatever_else_is_open(kit, address, sessions, mon
     assert not any(heard.ends for heard in silent), "there was room"
     again = main_node(kit, address)  # as after a lost connection
     assert echoes(again)
-    until(lambda: first.ended)
+    until(lambda: first.has_ended)
     more = [Recorder() for _ in range(8)]
     for heard in more:
         kit.connect(address, heard)

@@ -327,6 +327,7 @@ def test_no_ca_in_the_cas_file(authority):
 # --- what gRPC is given ----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_client_must_show_a_certificate_even_to_a_single_call(kit, authority):
     """Past our client: with the right CA and the right secret, but no certificate, nothing is answered."""
     identity = Identity.read(authority().folder())

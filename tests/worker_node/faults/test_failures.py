@@ -12,6 +12,7 @@ import torch
 
 from checkpoint.store import ExpertStore
 from scheduler.errors import CorruptStoreError, DeadlineError, ProtocolError, StoreError
+from support.cases import fast_cover
 from support.nodes.held import HeldArithmetic, HeldLoader
 from support.nodes.worker_desk import NO_THREAD_FAILS, WAIT_S, Expected, MainEnd, WorkerDesk
 from wire.lent_threads import LentThreads
@@ -50,7 +51,7 @@ RAISED: dict[str, Callable[[], BaseException]] = {
     "GeneratorExit": GeneratorExit,
 }
 each_error = pytest.mark.parametrize("error", RAISED)
-each_count = pytest.mark.parametrize("slots", [1, 2])
+SLOTS = (1, 2)
 
 
 class Once:
@@ -74,7 +75,7 @@ IN_A_LOAD: dict[str, Callable[[Worker], tuple[Any, str]]] = {
     "the loader": lambda worker: (worker.loader, "load"),
     "the check": lambda worker: (load_checks, "compare"),
     "the pace, after": lambda worker: (worker.pace, "end_load"),
-    "the cost of the check": lambda worker: (worker.checks, "took"),
+    "the cost of the check": lambda worker: (worker.checks, "on_loaded"),
 }
 IN_A_COMPUTATION: dict[str, Callable[[Worker], tuple[Any, str]]] = {
     "the pace, before": lambda worker: (worker.pace, "begin_compute"),
@@ -93,9 +94,7 @@ def is_whole(main: MainEnd, desk: WorkerDesk, expected: Expected, slots: int) ->
         main.loads_and_computes(50 + slot, desk.compute(60 + slot, slot, 1, slot), expected)
 
 
-@each_error
-@each_count
-@pytest.mark.parametrize("where", IN_A_LOAD)
+@pytest.mark.parametrize(("error", "where", "slots"), fast_cover(RAISED, IN_A_LOAD, SLOTS))
 def test_a_load_that_fails_leaves_its_slot(
     desk: WorkerDesk, expected: Expected, monkeypatch: pytest.MonkeyPatch, where: str, slots: int, error: str
 ) -> None:
@@ -111,10 +110,9 @@ def test_a_load_that_fails_leaves_its_slot(
     assert main.nothing_came()
 
 
-@each_error
-@each_count
-@pytest.mark.parametrize("evict", [True, False], ids=["its last computation", "others follow"])
-@pytest.mark.parametrize("where", IN_A_COMPUTATION)
+@pytest.mark.parametrize(
+    ("error", "where", "slots", "evict"), fast_cover(RAISED, IN_A_COMPUTATION, SLOTS, (True, False))
+)
 def test_a_computation_that_fails_leaves_its_slot(
     desk: WorkerDesk,
     expected: Expected,

@@ -221,7 +221,7 @@ class Budget:
         for _ in range(loads):
             due = self.checks._due()
             self.due.append(due)
-            self.checks.took(load_s + check_s * due, CheckedLoad(1, due, check_s * due))
+            self.checks.on_loaded(load_s + check_s * due, CheckedLoad(1, due, check_s * due))
             self.load_s += load_s
             self.check_s += check_s * due
 

@@ -78,7 +78,7 @@ class Head:
         (home / "odmoe").mkdir(parents=True)
         patch.setenv("HOME", str(home))
         patch.setattr(generate, "read_cluster_file", lambda file: SimpleNamespace(name="c", main=None))
-        patch.setattr(generate.Ssh, "of", lambda *of: contextlib.nullcontext(self))
+        patch.setattr(generate.Ssh, "for_cluster", lambda *of: contextlib.nullcontext(self))
         patch.setattr(generate, "relay", lambda remote: (0, ""))
 
     def start(self, host: Any, command: str) -> Any:

@@ -79,6 +79,7 @@ def test_a_claim_of_which_nothing_runs_is_taken_and_told(ssh: LocalSsh, lab: Clu
     assert {(found["cluster"], found["held"]) for found in taken.values()} == {("lab", "")}
 
 
+@pytest.mark.slow
 def test_an_up_that_was_killed_a_day_ago_holds_nothing(ssh: LocalSsh, lab: ClusterFile, office: ClusterFile) -> None:
     Claims(lab, LAB).make(ssh, "mixtral", take_over=False)
     change_owner(ssh, lab, since=owner(ssh, "127.0.9.1")["since"] - 24 * 3600)

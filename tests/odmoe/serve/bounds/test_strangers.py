@@ -126,6 +126,7 @@ def reset(one: socket.socket) -> None:
     one.close()
 
 
+@pytest.mark.slow
 def test_resets_at_every_moment(model: Model, caplog: pytest.LogCaptureFixture) -> None:
     """None of them leaves a line of the server itself, or anything under way."""
     client_limits = replace(FEW, headers_s=0.05, farewell_s=0.05)
@@ -165,6 +166,7 @@ def test_a_request_in_tiny_chunks(model: Model) -> None:
         assert ask(served) == 200
 
 
+@pytest.mark.slow
 def test_no_file_is_left(model: Model, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     """It is told once, and serves again when there is one."""
     lines: list[str] = []

@@ -39,7 +39,7 @@ class Predictable(Protocol):
     window: Window
 
 
-class Reach:
+class PredictionFilter:
     """`requests`: those that are open. `lookahead`: passes that the shadow may be ahead of the last one announced.
     `layers`: that have gates.
 

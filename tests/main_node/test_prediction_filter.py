@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from main_node.reach import REPEATS, STRAYS, Reach, Window
+from main_node.prediction_filter import REPEATS, STRAYS, PredictionFilter, Window
 from scheduler.errors import LinkError, ProtocolError
 from scheduler.types import Predicted
 from support.nodes.engine_world import LAYERS, WAIT_S, Desk, Fake, good, rows_of
@@ -34,11 +34,13 @@ def requests() -> dict[int, Request]:
 
 
 @pytest.fixture
-def reach(requests: dict[int, Request]) -> Reach:
-    return Reach(requests, LOOKAHEAD, 3)
+def reach(requests: dict[int, Request]) -> PredictionFilter:
+    return PredictionFilter(requests, LOOKAHEAD, 3)
 
 
-def test_a_shadow_that_is_to_draft_may_be_ahead_by_as_much(reach: Reach, requests: dict[int, Request]) -> None:
+def test_a_shadow_that_is_to_draft_may_be_ahead_by_as_much(
+    reach: PredictionFilter, requests: dict[int, Request]
+) -> None:
     requests[2] = Request(Window(5, 5 + 40))
     reach.on_announced(2, 3, 9)
     assert [position for position in range(60) if reach.takes(predicted(position, 2))] == list(range(5, 18))
@@ -46,7 +48,7 @@ def test_a_shadow_that_is_to_draft_may_be_ahead_by_as_much(reach: Reach, request
     assert not reach.takes_draft(1, 0)  # it was not asked for
 
 
-def test_a_shadow_whose_drafts_are_all_wrong_is_kept(reach: Reach, requests: dict[int, Request]) -> None:
+def test_a_shadow_whose_drafts_are_all_wrong_is_kept(reach: PredictionFilter, requests: dict[int, Request]) -> None:
     """Each token sends it back, and what it had drafted is predicted and sent again."""
     requests[2] = Request(Window(5, 5 + 400))
     for step in range(400):
@@ -56,7 +58,7 @@ def test_a_shadow_whose_drafts_are_all_wrong_is_kept(reach: Reach, requests: dic
             assert reach.takes_draft(2, step + ahead + 1)
 
 
-def test_drafts_without_end_are_refused(reach: Reach) -> None:
+def test_drafts_without_end_are_refused(reach: PredictionFilter) -> None:
     reach.on_announced(1, 0, 2)
 
     def endless() -> None:
@@ -70,13 +72,13 @@ def test_drafts_without_end_are_refused(reach: Reach) -> None:
 @pytest.mark.parametrize(
     ("announced", "taken"), [(-1, [5, 6]), (0, [5, 6, 7]), (1, [5, 6, 7, 8]), (2, [5, 6, 7, 8]), (9, [5, 6, 7, 8])]
 )
-def test_as_far_as_the_shadow_may_be_ahead(reach: Reach, announced: int, taken: list[int]) -> None:
+def test_as_far_as_the_shadow_may_be_ahead(reach: PredictionFilter, announced: int, taken: list[int]) -> None:
     reach.on_announced(1, announced)
     reach.on_announced(1, -1)  # never back
     assert [position for position in range(20) if reach.takes(predicted(position))] == taken
 
 
-def test_requests_that_are_not_open(reach: Reach, requests: dict[int, Request]) -> None:
+def test_requests_that_are_not_open(reach: PredictionFilter, requests: dict[int, Request]) -> None:
     assert not reach.takes(predicted(5, request=2))
     del requests[1]
     reach.on_closed()
@@ -85,14 +87,14 @@ def test_requests_that_are_not_open(reach: Reach, requests: dict[int, Request]) 
     assert reach.dropped == 2
 
 
-def test_not_without_end(reach: Reach) -> None:
+def test_not_without_end(reach: PredictionFilter) -> None:
     most = REPEATS * 3 * (LOOKAHEAD + 1)
     assert [reach.takes(predicted(5)) for _ in range(most + 2)] == [True] * most + [False] * 2
     reach.on_announced(1, 1)
     assert reach.takes(predicted(6))
 
 
-def test_a_shadow_of_many_strays_is_lost(reach: Reach) -> None:
+def test_a_shadow_of_many_strays_is_lost(reach: PredictionFilter) -> None:
     most = STRAYS + REPEATS * 3 * (LOOKAHEAD + 2)
     for _ in range(2):  # the next one begins anew
         assert not any(reach.takes(predicted(500)) for _ in range(most))
@@ -102,6 +104,7 @@ def test_a_shadow_of_many_strays_is_lost(reach: Reach) -> None:
             reach.takes(predicted(500))
 
 
+@pytest.mark.slow
 def test_the_engine_goes_on_without_such_a_shadow(desk: Desk, caplog: Any) -> None:
     desk.workers(good, good)
     told = desk.shadow()
@@ -121,6 +124,7 @@ def test_the_engine_goes_on_without_such_a_shadow(desk: Desk, caplog: Any) -> No
     assert desk.engine.peers.lost == ["shadow"]
 
 
+@pytest.mark.slow
 def test_memory_stays_where_it_is(desk: Desk) -> None:
     """300 far ones for each honest one, by a shadow that joins again whenever it is lost."""
     desk.workers(good)
@@ -146,6 +150,6 @@ def test_memory_stays_where_it_is(desk: Desk) -> None:
     finally:
         tracemalloc.stop()
     assert len(desk.core._state.visits) == visits
-    assert desk.engine.reach.dropped == 47 * 300
+    assert desk.engine.prediction_filter.dropped == 47 * 300
     assert len(shadows) < 15
     assert grown < 2_000_000, "12,000 predictions; of each shadow that joined, what the tests keep of it"
