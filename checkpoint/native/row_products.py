@@ -147,7 +147,7 @@ def _bind_integers(shape: tuple[int, int], parts: Parts, dtype: torch.dtype, scr
     if MINIMUMS in parts:
         offset_kind, (other_kind, other) = routines.MINIMUMS, _levels(parts, MINIMUMS, MINIMUM_UNITS)
     elif ZEROS in parts:
-        offset_kind, other = routines.ZEROS, (parts[ZEROS].numpy(), scale[1])
+        offset_kind, other = routines.ZEROS, (parts[ZEROS].view(-1).numpy(), scale[1])
     chunks, name = columns // width, dtype_name(dtype)
     codes = parts[CODES].view(rows, -1).numpy()
 
@@ -165,11 +165,11 @@ def _bind_integers(shape: tuple[int, int], parts: Parts, dtype: torch.dtype, scr
         own = (
             scratch.array(thread, "numbers", columns, torch.uint8),
             scratch.array(thread, "levels", routines.ROWS * chunks),
-            scratch.array(thread, "scales", groups),
-            scratch.array(thread, "offsets", groups),
+            scratch.array(thread, "scales", routines.WEIGHT_ROWS * groups),
+            scratch.array(thread, "offsets", routines.WEIGHT_ROWS * groups),
             scratch.array(thread, "sums", routines.ROWS),
         )
-        product(found, *given, codes, scale, other, first, last, own)
+        product(found, given, codes, scale, other, first, last, own)
 
     return _Bound(("integers", bits, scale_kind, offset_kind, other_kind, name), inputs, run)
 
@@ -178,10 +178,10 @@ def _levels(parts: Parts, name: str, units: str) -> tuple[str, tuple[Any, Any]]:
     """The kind of scales or minimums, see `row_routines.LEVELS`, and their values and units."""
     values = parts[name]
     if units in parts:
-        return "steps", (values.numpy(), parts[units].view(torch.uint16).numpy())
+        return "steps", (values.view(-1).numpy(), parts[units].view(torch.uint16).numpy())
     none = torch.empty((0, 0), dtype=torch.uint16).numpy()
     raw = values if values.dtype is torch.float32 else values.view(torch.uint16)
-    return dtype_name(values.dtype), (raw.numpy(), none)
+    return dtype_name(values.dtype), (raw.view(-1).numpy(), none)
 
 
 def _bind_fp8(shape: tuple[int, int], parts: Parts, dtype: torch.dtype, scratch: RowScratch) -> _Bound | None:
