@@ -164,10 +164,8 @@ def _bind_integers(shape: tuple[int, int], parts: Parts, dtype: torch.dtype, scr
     def run(found: Any, given: tuple[Any, ...], first: int, last: int, thread: int) -> None:
         own = (
             scratch.array(thread, "numbers", columns, torch.uint8),
-            scratch.array(thread, "levels", routines.ROWS * chunks),
             scratch.array(thread, "scales", routines.WEIGHT_ROWS * groups),
             scratch.array(thread, "offsets", routines.WEIGHT_ROWS * groups),
-            scratch.array(thread, "sums", routines.ROWS),
         )
         product(found, given, codes, scale, other, first, last, own)
 
@@ -200,8 +198,7 @@ def _bind_fp8(shape: tuple[int, int], parts: Parts, dtype: torch.dtype, scratch:
     product = routines.fp8_product()
 
     def run(found: Any, given: tuple[Any, ...], first: int, last: int, thread: int) -> None:
-        own = scratch.array(thread, "levels", routines.ROWS * chunks), scratch.array(thread, "sums", routines.ROWS)
-        product(found, *given, codes, levels, first, last, own)
+        product(found, *given, codes, levels, first, last, scratch.array(thread, "scales", chunks))
 
     return _Bound(("fp8", name), inputs, run)
 

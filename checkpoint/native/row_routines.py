@@ -6,7 +6,7 @@ is a sum over groups: level * (numbers times inputs) - offset * (sum of inputs).
 
 from __future__ import annotations
 
-from functools import cache, partial
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -128,25 +128,31 @@ def _offsets(bits: int, kind: str, minimums: str) -> Any:
     return offsets
 
 
-@compiled
-def _spread_levels(target: Any, scales: Any, steps: Any) -> None:
-    """Each chunk's scale times its step. target and steps: float32 [chunks]; scales: float32 [groups]."""
-    each = len(target) // len(scales)
-    if each == 1:
-        for group in range(len(scales)):
-            target[group] = scales[group] * steps[group]
-    else:
-        for group in range(len(scales)):
-            for chunk in range(group * each, (group + 1) * each):
-                target[chunk] = scales[group] * steps[chunk]
+@cache
+def _multiply(dots: Any, input_bytes: int) -> Any:
+    """Multiplies rows of inputs with one row of a weight, `ROWS` at a time."""
+    one, some = dots
 
+    @compiled
+    def multiply(count: int, numbers: int, given: Any, levels: Any, sizes: Any, found: int) -> None:
+        """Addresses, see `row_vectors`: `given` of inputs, steps and sums, `levels` of scales and offsets."""
+        inputs, steps, sums = given
+        groups, each, width, apart = sizes
+        done = 0
+        while done < count:
+            if count - done >= ROWS:
+                some(numbers, (inputs, steps, sums), levels, sizes, found)
+                rows = ROWS
+            else:
+                one(numbers, (inputs, steps, sums), levels, sizes, found)
+                rows = 1
+            inputs += rows * groups * each * width * input_bytes
+            steps += rows * groups * each * 4
+            sums += rows * groups * 4
+            found += rows * apart
+            done += rows
 
-@partial(compiled, reassociates=True)
-def _sum_of_products(one: Any, other: Any) -> Any:
-    total = float32(0)
-    for place in range(len(one)):
-        total += one[place] * other[place]
-    return total
+    return multiply
 
 
 @cache
@@ -154,48 +160,32 @@ def integer_product(bits: int, scales: str, offsets: str, minimums: str) -> Any:
     """The product with integers of so many bits (`checkpoint/native/integers.py`), whose scales, and minimums if there
     are any, are of these kinds, see `LEVELS`; `offsets`: MIDDLE, ZEROS or MINIMUMS."""
     read_scales, make_offsets = LEVELS[scales], _offsets(bits, offsets, minimums)
-    one, some = dots_of_numbers
-    unpack, is_packed = unpacker(bits), bits < 8
-
-    @compiled
-    def multiply_row(found: Any, given: Any, address: Any, scale: Any, offset: Any, levels: Any, totals: Any) -> None:
-        """found: float32 [n], with one row of the weight, whose numbers are at `address`; given: see `product`; scale
-        and offset: float32 [groups]."""
-        inputs, steps, sums = given
-        columns, chunks = inputs.shape[1], steps.shape[1]
-        done = 0
-        while done < len(inputs):
-            count = ROWS if len(inputs) - done >= ROWS else 1
-            for number in range(count):
-                _spread_levels(levels[number * chunks : (number + 1) * chunks], scale, steps[done + number])
-            rows, places, target = inputs[done:].ctypes.data, levels.ctypes.data, totals.ctypes.data
-            if count == ROWS:
-                some(address, rows, places, chunks, columns // chunks, target)
-            else:
-                one(address, rows, places, chunks, columns // chunks, target)
-            for number in range(count):
-                found[done + number] = totals[number] - _sum_of_products(offset, sums[done + number])
-            done += count
+    multiply, unpack, is_packed = _multiply(dots_of_numbers, 2), unpacker(bits), bits < 8
 
     @compiled
     def product(found: Any, given: Any, codes: Any, scale: Any, other: Any, first: int, last: int, own: Any) -> None:
         """found: float32 [n, rows of the weight], of which `first` to `last` are computed; given: inputs, steps and
         sums from `quantise`; codes: uint8 [rows, bytes]; scale: values and units, see `LEVELS`; other: zeros or
-        minimums, and units; own: this thread's numbers, uint8 [columns], levels, float32 [ROWS * chunks], scales and
-        offsets, float32 [WEIGHT_ROWS * groups], and sums, float32 [ROWS]."""
-        numbers, levels, scales, offsets, totals = own
-        columns, groups = given[0].shape[1], given[2].shape[1]
+        minimums, and units; own: this thread's numbers, uint8 [columns], and scales and offsets, float32
+        [WEIGHT_ROWS * groups]."""
+        numbers, scales, offsets = own
+        inputs, steps, sums = given
+        columns, chunks, groups = inputs.shape[1], steps.shape[1], sums.shape[1]
+        places = inputs.ctypes.data, steps.ctypes.data, sums.ctypes.data
+        sizes = groups, chunks // groups, columns // chunks, found.shape[1] * 4
+        unpacked, packed, target = numbers.ctypes.data, codes.ctypes.data, found.ctypes.data
         for begin in range(first, last, WEIGHT_ROWS):
             count = min(WEIGHT_ROWS, last - begin)
             read_scales(scales[: count * groups], scale[0], scale[1], begin, groups)
             make_offsets(offsets[: count * groups], scales, other, begin, groups)
+            levels = scales.ctypes.data, offsets.ctypes.data
             for row in range(count):
-                address = codes.ctypes.data + (begin + row) * codes.shape[1]
+                address = packed + (begin + row) * codes.shape[1]
                 if is_packed:
-                    unpack(numbers.ctypes.data, address, columns)
-                    address = numbers.ctypes.data
-                theirs = slice(row * groups, (row + 1) * groups)
-                multiply_row(found[:, begin + row], given, address, scales[theirs], offsets[theirs], levels, totals)
+                    unpack(unpacked, address, columns)
+                    address = unpacked
+                theirs = levels[0] + row * groups * 4, levels[1] + row * groups * 4
+                multiply(len(inputs), address, places, theirs, sizes, target + (begin + row) * 4)
 
     return product
 
@@ -203,30 +193,20 @@ def integer_product(bits: int, scales: str, offsets: str, minimums: str) -> Any:
 @cache
 def fp8_product() -> Any:
     """The product with E4M3 in blocks (`checkpoint/native/fp8.py`)."""
-    one, some = dots_of_eights
+    multiply = _multiply(dots_of_eights, 4)
 
     @compiled
     def product(found: Any, inputs: Any, codes: Any, scales: Any, first: int, last: int, own: Any) -> None:
         """found: float32 [n, rows]; inputs: float32 [n, columns]; codes: uint8 [rows, columns]; scales: float32, one
-        for each block of a grid; own: levels, float32 [ROWS * grid columns], and sums, float32 [ROWS]."""
-        levels, totals = own
+        for each block of a grid; own: float32 [grid columns]."""
         rows, columns = codes.shape
-        height, chunks = rows // len(scales), scales.shape[1]
+        height, groups = rows // len(scales), scales.shape[1]
+        sizes = groups, 1, columns // groups, found.shape[1] * 4
+        place, packed, target = inputs.ctypes.data, codes.ctypes.data, found.ctypes.data
+        levels = own.ctypes.data, own.ctypes.data
         for row in range(first, last):
-            for number in range(ROWS):
-                for chunk in range(chunks):
-                    levels[number * chunks + chunk] = scales[row // height, chunk] * float32(256)
-            address = codes.ctypes.data + row * columns
-            done = 0
-            while done < len(inputs):
-                count = ROWS if len(inputs) - done >= ROWS else 1
-                given, places = inputs[done:].ctypes.data, levels.ctypes.data
-                if count == ROWS:
-                    some(address, given, places, chunks, columns // chunks, totals.ctypes.data)
-                else:
-                    one(address, given, places, chunks, columns // chunks, totals.ctypes.data)
-                for number in range(count):
-                    found[done + number, row] = totals[number]
-                done += count
+            for group in range(groups):
+                own[group] = scales[row // height, group] * float32(256)
+            multiply(len(inputs), packed + row * columns, (place, place, place), levels, sizes, target + row * 4)
 
     return product

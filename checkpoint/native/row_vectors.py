@@ -76,18 +76,16 @@ def _sum_of_lanes(builder: Any, vector: Any) -> Any:
 
 
 class _Integers:
-    """Numbers of 8 bits, with or without a sign, times inputs of 16 bits."""
+    """Numbers of 8 bits, times inputs of 16 bits."""
 
     sums = ir.VectorType(INT, LANES // 2)
     input_bytes = 2
-
-    def __init__(self, is_signed: bool) -> None:
-        self._is_signed = is_signed
+    has_steps = True
 
     def numbers(self, builder: Any, address: Any) -> Any:
         wide = ir.VectorType(SHORT, LANES)
         held = builder.load(pointer(builder, address, ir.VectorType(BYTE, LANES)), align=1)
-        return builder.sext(held, wide) if self._is_signed else builder.zext(held, wide)
+        return builder.zext(held, wide)
 
     def inputs(self, builder: Any, address: Any) -> Any:
         return builder.load(pointer(builder, address, ir.VectorType(SHORT, LANES)), align=2)
@@ -105,6 +103,7 @@ class _Eights:
 
     sums = ir.VectorType(FLOAT, LANES)
     input_bytes = 4
+    has_steps = False
 
     def numbers(self, builder: Any, address: Any) -> Any:
         wide = ir.VectorType(SHORT, LANES)
@@ -125,53 +124,102 @@ class _Eights:
 
 def _dot(kind: Any, rows: int) -> Callable[..., None]:
     @intrinsic
-    def dot(_context: Any, numbers: Any, inputs: Any, levels: Any, chunks: Any, width: Any, found: Any) -> Any:
-        """Addresses of: numbers, a byte each [chunks * width]; inputs [rows, chunks * width]; levels, float32
-        [rows, chunks]; found, float32 [rows], the sums over chunks of a level times its chunk's sum."""
+    def dot(_context: Any, numbers: Any, given: Any, levels: Any, sizes: Any, found: Any) -> Any:
+        """Some rows of inputs with one row of a weight. Addresses of: numbers, a byte each [columns]; given: inputs
+        [rows, columns], steps, float32 [rows, chunks], and sums, float32 [rows, groups]; levels: scales and offsets,
+        float32 [groups]; found, float32 [rows]. sizes: groups, chunks of a group, columns of a chunk, and how many
+        bytes apart what is found is.
+
+        Without steps and offsets where the inputs are float32.
+        """
 
         def generate(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
-            _generate_dot(builder, kind, rows, arguments)
+            _Dot(builder, kind, rows, arguments).generate()
             return context.get_dummy_value()
 
-        return types.void(*[types.uintp] * 3, types.intp, types.intp, types.uintp), generate
+        places, pair, four = (types.UniTuple(types.intp, count) for count in (3, 2, 4))
+        return types.void(types.intp, places, pair, four, types.intp), generate
 
     return dot
 
 
-def _generate_dot(builder: Any, kind: Any, rows: int, arguments: Any) -> None:
-    numbers, inputs, levels, chunks, width, found = arguments
-    none = ir.Constant(kind.sums, [0] * kind.sums.count)
-    floats = ir.VectorType(FLOAT, kind.sums.count)
-    totals = [cgutils.alloca_once_value(builder, ir.Constant(floats, [0.0] * floats.count)) for _ in range(rows)]
-    sums = [cgutils.alloca_once(builder, kind.sums) for _ in range(rows)]
-    columns = builder.mul(chunks, width)
-    with cgutils.for_range(builder, chunks) as chunk:
-        for one in sums:
+class _Dot:
+    """Generates one. Everything is an address here: numba counts references to arrays, which takes as long as a row."""
+
+    def __init__(self, builder: Any, kind: Any, rows: int, arguments: Any) -> None:
+        self._builder = builder
+        self._kind = kind
+        self._rows = range(rows)
+        self._numbers, given, levels, sizes, self._found = arguments
+        self._inputs, self._steps, self._sums = (builder.extract_value(given, n) for n in range(3))
+        self._scales, self._offsets = (builder.extract_value(levels, n) for n in range(2))
+        self._groups, self._each, self._width, self._apart = (builder.extract_value(sizes, n) for n in range(4))
+        self._chunks = builder.mul(self._groups, self._each)
+        self._columns = builder.mul(self._chunks, self._width)
+        self._floats = ir.VectorType(FLOAT, kind.sums.count)
+        zeros = ir.Constant(self._floats, [0.0] * self._floats.count)
+        self._totals = [cgutils.alloca_once_value(builder, zeros) for _ in self._rows]
+        self._less = [cgutils.alloca_once_value(builder, ir.Constant(FLOAT, 0.0)) for _ in self._rows]
+        self._of_chunk = [cgutils.alloca_once(builder, kind.sums) for _ in self._rows]
+
+    def generate(self) -> None:
+        builder = self._builder
+        with cgutils.for_range(builder, self._groups) as group:
+            scale = self._float(self._scales, group.index)
+            with cgutils.for_range(builder, self._each) as number:
+                chunk = builder.add(builder.mul(group.index, self._each), number.index)
+                self._add_chunk(chunk)
+                for row in self._rows:
+                    self._add_level(row, self._level(row, chunk, scale))
+            if self._kind.has_steps:
+                self._subtract_offset(group.index)
+        for row, (total, less) in enumerate(zip(self._totals, self._less, strict=True)):
+            place = builder.add(self._found, builder.mul(self._apart, long(row)))
+            value = builder.fsub(_sum_of_lanes(builder, builder.load(total)), builder.load(less))
+            builder.store(value, pointer(builder, place, FLOAT))
+
+    def _add_chunk(self, chunk: Any) -> None:
+        """The sums of the inputs' products with a chunk of the numbers."""
+        builder, kind = self._builder, self._kind
+        none = ir.Constant(kind.sums, [0] * kind.sums.count)
+        for one in self._of_chunk:
             builder.store(none, one)
-        start = builder.mul(chunk.index, width)
-        with cgutils.for_range(builder, builder.udiv(width, long(LANES))) as step:
+        start = builder.mul(chunk, self._width)
+        with cgutils.for_range(builder, builder.udiv(self._width, long(LANES))) as step:
             at = builder.add(start, builder.mul(step.index, long(LANES)))
-            values = kind.numbers(builder, builder.add(numbers, at))
-            for row, one in enumerate(sums):
-                place = builder.mul(builder.add(builder.mul(columns, long(row)), at), long(kind.input_bytes))
-                given = kind.inputs(builder, builder.add(inputs, place))
+            values = kind.numbers(builder, builder.add(self._numbers, at))
+            for row, one in enumerate(self._of_chunk):
+                place = builder.add(builder.mul(self._columns, long(row)), at)
+                given = kind.inputs(builder, builder.add(self._inputs, builder.mul(place, long(kind.input_bytes))))
                 builder.store(kind.added(builder, values, given, builder.load(one)), one)
-        for row, (one, total) in enumerate(zip(sums, totals, strict=True)):
-            place = builder.mul(builder.add(builder.mul(chunks, long(row)), chunk.index), long(4))
-            level = builder.load(pointer(builder, builder.add(levels, place), FLOAT))
-            value = kind.floats(builder, builder.load(one))
-            added = fused(builder, value, splat(builder, level, floats.count), builder.load(total))
-            builder.store(added, total)
-    for row, total in enumerate(totals):
-        target = pointer(builder, builder.add(found, long(4 * row)), FLOAT)
-        builder.store(_sum_of_lanes(builder, builder.load(total)), target)
+
+    def _level(self, row: int, chunk: Any, scale: Any) -> Any:
+        if not self._kind.has_steps:
+            return scale
+        place = self._builder.add(self._builder.mul(self._chunks, long(row)), chunk)
+        return self._builder.fmul(scale, self._float(self._steps, place))
+
+    def _add_level(self, row: int, level: Any) -> None:
+        builder, total = self._builder, self._totals[row]
+        value = self._kind.floats(builder, builder.load(self._of_chunk[row]))
+        builder.store(fused(builder, value, splat(builder, level, self._floats.count), builder.load(total)), total)
+
+    def _subtract_offset(self, group: Any) -> None:
+        builder, offset = self._builder, self._float(self._offsets, group)
+        for row, less in enumerate(self._less):
+            place = builder.add(builder.mul(self._groups, long(row)), group)
+            product = builder.fmul(offset, self._float(self._sums, place))
+            builder.store(builder.fadd(builder.load(less), product), less)
+
+    def _float(self, address: Any, place: Any) -> Any:
+        builder = self._builder
+        return builder.load(pointer(builder, builder.add(address, builder.mul(place, long(4))), FLOAT))
 
 
 ROWS = 4
 """Rows of inputs that are multiplied at once, or one."""
 
-dots_of_numbers = _dot(_Integers(is_signed=False), 1), _dot(_Integers(is_signed=False), ROWS)
-dots_of_signed = _dot(_Integers(is_signed=True), 1), _dot(_Integers(is_signed=True), ROWS)
+dots_of_numbers = _dot(_Integers(), 1), _dot(_Integers(), ROWS)
 dots_of_eights = _dot(_Eights(), 1), _dot(_Eights(), ROWS)
 
 
