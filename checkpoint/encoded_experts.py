@@ -23,16 +23,20 @@ class EncodedExperts:
     experts were there before.
     """
 
-    def __init__(self, manifest: Manifest, arithmetic: ExpertArithmetic) -> None:
+    def __init__(self, manifest: Manifest, arithmetic: ExpertArithmetic, device: str = "cpu") -> None:
         self._manifest = manifest
         self._arithmetic = arithmetic
         self._dtype = parse_dtype(manifest.dtype)
         self._scratch = RowScratch()
         self._rowwise: dict[tuple[int, int], bool] = {}
         self._layers: set[int] = set()
-        if arithmetic.kernel == "fast" and manifest.encoding:
-            blob = torch.empty(manifest.blob_bytes, dtype=torch.uint8)
-            self._layers = {layer for layer in manifest.full if self._is_plain(layer) and self._products(blob, layer)}
+        if arithmetic.kernel == "fast" and manifest.encoding and device == "cpu":
+            blob, plain = torch.empty(manifest.blob_bytes, dtype=torch.uint8), dict[object, bool]()
+            for layer, specs in manifest.full.items():
+                if specs not in plain:  # layers that are laid out alike are computed alike
+                    plain[specs] = self._is_plain(layer)
+                if plain[specs] and self._products(blob, layer):
+                    self._layers.add(layer)
 
     def computes(self, layer: int) -> bool:
         """Whether a layer's experts can be computed so."""

@@ -15,6 +15,7 @@ import torch
 
 from checkpoint import family
 from checkpoint.devices.inference import inference
+from checkpoint.native.encoded_linear import EncodedLinear
 from scheduler.errors import UnsupportedFamilyError
 
 SCORE_FUNCTIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
@@ -135,7 +136,9 @@ class _Trial:
 
     def __init__(self, block: torch.nn.Module, experts: torch.nn.Module) -> None:
         self.experts = _RecordedExperts()
-        self.block = copy.deepcopy(block, {id(experts): self.experts}).float().eval()
+        memo: dict[int, Any] = {id(experts): self.experts}
+        memo |= {id(layer): layer.restored() for layer in block.modules() if isinstance(layer, EncodedLinear)}
+        self.block = copy.deepcopy(block, memo).float().eval()
         self.calls: list[tuple[str, tuple[Any, ...], dict[str, Any], Any]] = []  # path, arguments, keywords, output
         for path, module in self.block.named_modules():
             if path and module is not self.experts:

@@ -21,6 +21,9 @@ _PROBE_ROWS = (1, 3)
 _SEVERAL_COLUMNS = 256
 """Of the weight that several rows are compared with: torch computes each output in the same way."""
 
+_EVEN = 64
+"""Of the outputs of a thread there is a multiple."""
+
 _THREAD_BYTES = 1 << 20
 """Of a weight, below which a thread of its own costs more than it saves."""
 
@@ -42,11 +45,13 @@ def multiply(rows: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     """[n, K], [K, N] -> [n, N], all in bfloat16."""
     from checkpoint.native import inputs_first_routines as routines  # loads numba: not before it is needed
 
-    outputs = weight.shape[1]
+    inputs, outputs = weight.shape
+    if rows.dtype is not torch.bfloat16 or rows.shape[1:] != (inputs,):  # compiled routines check no bounds
+        raise ValueError(f"rows are {rows.dtype} {list(rows.shape)}; the weight takes bfloat16 [n, {inputs}]")
     found = torch.empty(len(rows), outputs, dtype=torch.bfloat16)
     given = [one.view(torch.uint16).numpy() for one in (found, rows.contiguous(), weight)]
     threads = max(min(torch.get_num_threads(), weight.nbytes // _THREAD_BYTES), 1)
-    each = round_up(-(-outputs // threads), routines.COLUMNS // routines.ROWS)
+    each = round_up(-(-outputs // threads), _EVEN)
     jobs = []
     for first in range(0, outputs, each):
         scratch = torch.empty(routines.SUMS * routines.COLUMNS).numpy()

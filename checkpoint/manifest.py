@@ -175,7 +175,8 @@ class Manifest:
     def model_digest(self) -> str:
         """Of the weights, of what they were quantised to, and of config.json: nodes with the same one compute the
         same."""
-        facts = [self.fingerprint, json.dumps(self.config, sort_keys=True), self.quantised_to]
+        dense = self.dense_kept if self.dense_weights and self.dense_kept in BITS else ""
+        facts = [self.fingerprint, json.dumps(self.config, sort_keys=True), self.quantised_to, dense]
         return hashlib.sha256(" ".join(filter(None, facts)).encode()).hexdigest()[:32]
 
     @property

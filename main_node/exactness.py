@@ -37,6 +37,10 @@ def inexact(
 def changed_weights(manifest: Manifest) -> list[str]:
     """Which weights of a store are not those of its checkpoint, because they were quantised for it, in words."""
     found = [f"experts in {manifest.described}"] if manifest.quantised_to else []
-    if manifest.dense_weights and manifest.dense_kept in BITS:
-        found.append(f"dense {manifest.dense_kept} of {manifest.dtype}")
-    return found
+    return found + dense_changes(manifest)
+
+
+def dense_changes(manifest: Manifest) -> list[str]:
+    """The same, of the dense part alone."""
+    changes = bool(manifest.dense_weights) and manifest.dense_kept in BITS
+    return [f"dense {manifest.dense_kept} of {manifest.dtype}"] if changes else []

@@ -18,7 +18,10 @@ from checkpoint.native.parameters import ExpertParameters
 from checkpoint.native.products import EncodedProducts, OutOfRangeError
 from checkpoint.native.row_products import MOST_ROWS
 from checkpoint.store import ExpertStore
-from worker_node.module_cache import Module
+from worker_node.module_cache import Module, ModuleCache
+
+MODULES = 4096
+"""Slots and layers whose products are kept bound, some 10 KiB each."""
 
 Occupancy = tuple[int, int]
 """A slot, and how often it was occupied: as long as both are the same, so is the expert."""
@@ -105,8 +108,8 @@ class Restorer:
         self._arithmetic = arithmetic
         self._parameters = ExpertParameters(store.manifest, forms, device, threads=threads)
         self._single_rows = SingleRows(store.manifest, arithmetic, self._parameters)
-        self._encoded = EncodedExperts(store.manifest, arithmetic)
-        self._of_slots: dict[tuple[int, int], Compute] = {}
+        self._encoded = EncodedExperts(store.manifest, arithmetic, device)
+        self._of_slots = ModuleCache(MODULES)
         """Address of a slot and layer -> what computes few rows with the encoded expert in it."""
         self._modules: dict[int, Module] = {}
         self._rowwise: dict[tuple[int, int], bool] = {}
@@ -172,10 +175,7 @@ class Restorer:
             self._restore(slot, layer, form)
 
     def _bound(self, slot: torch.Tensor, layer: int) -> Compute:
-        key = slot.data_ptr(), layer
-        if key not in self._of_slots:
-            self._of_slots[key] = self._encoded.bind(slot, layer)
-        return self._of_slots[key]
+        return self._of_slots.get((slot.data_ptr(), layer), lambda: self._encoded.bind(slot, layer))
 
     def _restore(self, slot: torch.Tensor, layer: int, form: str, occupancy: Occupancy | None = None) -> Module:
         this = None if occupancy is None else (occupancy, layer, form)

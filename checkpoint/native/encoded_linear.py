@@ -87,6 +87,13 @@ class EncodedLinear(torch.nn.Module):
         """[out, in], restored in memory of its own."""
         return self._scratch[0].restored(self)
 
+    def restored(self) -> torch.nn.Linear:
+        """A layer with the restored weight in memory of its own."""
+        found = torch.nn.Linear(self.in_features, self.out_features, bias=False, device="meta")
+        found.weight = torch.nn.Parameter(self.weight, requires_grad=False)
+        found.register_parameter("bias", self.bias)
+        return found
+
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         rows = input.reshape(-1, self.in_features)
         if self.few_rows is not None and len(rows) <= MOST_ROWS:
@@ -137,6 +144,8 @@ class LinearScratch(torch.nn.Module):
         self.linear = EXACT
         """Multiplies with restored weights."""
         self._threads = torch.get_num_threads()
+        self._prepared: torch.device | None = None
+        """What the memory was made for: buffers may have been moved since."""
         self._kinds = {_Kind.of(layer) for layer in layers}  # no reference to the layers, which others may replace
         self._target: torch.Tensor | None
         self._work: torch.Tensor | None
@@ -148,6 +157,7 @@ class LinearScratch(torch.nn.Module):
     def prepare(self, device: torch.device) -> None:
         """Make the memory on a device, and compile what restores. Raises torch.OutOfMemoryError."""
         threads = self._threads if device.type == "cpu" else 1
+        self._prepared = device
         each = nbytes = 0
         for kind in self._kinds:
             outputs, inputs = kind.shape
@@ -205,7 +215,7 @@ class LinearScratch(torch.nn.Module):
         return found
 
     def _memory(self, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-        if self._target is None or self._target.device != device:
+        if self._target is None or self._prepared != device:
             self.prepare(device)
         if self._target is None or self._work is None:
             raise RuntimeError("there is no memory to restore weights in")

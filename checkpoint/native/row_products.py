@@ -69,7 +69,8 @@ def row_products(
     if bound is None or not _compiles(bound, shape[0] if encoding.inputs_first else shape[1], dtype):
         return None
     outputs = shape[1] if encoding.inputs_first else shape[0]
-    return partial(_multiply, bound, outputs, sum(part.nbytes for part in parts.values()))
+    inputs = shape[0] if encoding.inputs_first else shape[1]
+    return partial(_multiply, bound, (dtype, inputs, outputs), sum(part.nbytes for part in parts.values()))
 
 
 class RowScratch:
@@ -83,10 +84,6 @@ class RowScratch:
         if held is None or len(held) < count:
             held = self._held[thread, use] = torch.empty(count, dtype=dtype)
         return held[:count].numpy()
-
-    @property
-    def nbytes(self) -> int:
-        return sum(held.nbytes for held in self._held.values())
 
 
 class _Bound:
@@ -103,7 +100,10 @@ class _Bound:
         """(found float32 [n, out], inputs, first, last, thread)"""
 
 
-def _multiply(bound: _Bound, outputs: int, nbytes: int, rows: torch.Tensor) -> torch.Tensor:
+def _multiply(bound: _Bound, sizes: tuple[torch.dtype, int, int], nbytes: int, rows: torch.Tensor) -> torch.Tensor:
+    dtype, inputs, outputs = sizes
+    if rows.dtype is not dtype or rows.shape[1:] != (inputs,):  # compiled routines check no bounds
+        raise ValueError(f"rows are {rows.dtype} {list(rows.shape)}; the weight takes {dtype} [n, {inputs}]")
     found = torch.empty(len(rows), outputs)
     given, target = bound.inputs(rows.contiguous()), found.numpy()
     threads = max(min(torch.get_num_threads(), nbytes // _THREAD_BYTES), 1)

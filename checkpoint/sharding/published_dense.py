@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import torch
 
-from checkpoint.formats.gguf_blocks import published_blocks
+from checkpoint.formats.gguf_blocks import encoding_of, published_blocks
 from checkpoint.manifest import stored_name
 from checkpoint.native.encoding import CODES, SCALES, Unencodable
-from checkpoint.native.encodings import ENCODINGS, GGML_INTEGERS
+from checkpoint.native.encodings import ENCODINGS
 from checkpoint.sharding.convert import Conversion
 from checkpoint.sharding.gguf_conversion import GgufWeight
 from checkpoint.sharding.published_numbers import AS_THEY_ARE, published_weight
@@ -28,7 +28,7 @@ def published_dense(plan: Conversion, dense: Dense, target: str) -> tuple[str, T
     if isinstance(dense, QuantisedWeight):
         name, found = _of_checkpoint(plan, dense, target)
     elif isinstance(dense, GgufWeight):
-        name, found = GGML_INTEGERS, _of_gguf(dense)
+        name, found = _of_gguf(dense)
     else:
         raise Unencodable(f"{target} is not quantised")
     encoding = ENCODINGS[name]
@@ -69,9 +69,12 @@ def _of_checkpoint(plan: Conversion, dense: QuantisedWeight, target: str) -> tup
     return name, {part: of.unsqueeze(0) for part, of in found.items()}
 
 
-def _of_gguf(dense: GgufWeight) -> Tensors:
+def _of_gguf(dense: GgufWeight) -> tuple[str, Tensors]:
+    from gguf import GGMLQuantizationType
+
     (name, *others) = dense.parts
     if others or not dense.weights.plain(name):
         raise Unencodable(f"{dense.target} is not one tensor of the file as it is")
     tensors = read(dense.parts, aligned_buffer(buffer_bytes(dense.parts)))
-    return dict(published_blocks(dense.weights.file.tensors[name].kind, tensors[name].unsqueeze(0)))
+    kind = dense.weights.file.tensors[name].kind
+    return encoding_of([GGMLQuantizationType(kind).name]), dict(published_blocks(kind, tensors[name].unsqueeze(0)))

@@ -25,8 +25,8 @@ from scheduler.types import ModelSize
 
 _CONFIG = "config.json"
 _STORE = "manifest.json"
-QUANTISABLE = ("fp8", "mxfp8", "bitsandbytes")
-"""Formats whose experts may be in 8 bits, or not quantised."""
+QUANTISABLE = ("fp8", "mxfp8")
+"""Formats whose experts can be quantised again."""
 
 
 class Described(NamedTuple):

@@ -126,6 +126,7 @@ def run_verify(settings: Settings, prompts: list[str], tokens: int, as_json: boo
     from main_node.exactness import changed_weights
     from odmoe.commands.shared.comparison import Verdict, as_dict, compare
     from odmoe.commands.shared.whole_model import check_memory, checked_config, load_whole
+    from odmoe.quality.quality import load_experts
     from odmoe.start import start_cluster
 
     prepare_process(terminal.debug)
@@ -168,7 +169,9 @@ def run_verify(settings: Settings, prompts: list[str], tokens: int, as_json: boo
     with terminal.status() as say:
         say("loading the whole model with Transformers")
         model = load_whole(path, store.manifest.dtype, device)
-        EncodedFiles(store.dense).restore_into(model)  # dense weights in few bits are others than the checkpoint's
+        if store.manifest.quantised_to:
+            load_experts(model, store)  # as the store has them, as are dense weights in few bits
+        EncodedFiles(store.dense).restore_into(model)
     total = len(ids) * tokens
     with terminal.progress() as progress:
         step = _counter(progress, "Transformers", total)
@@ -280,8 +283,6 @@ def answer(cluster: Any, prompt: list[int], tokens: int, step: Step = lambda: No
 def _by_design(settings: Settings, store: ExpertStore) -> str:
     """Why answers may differ from Transformers'; empty where they may not."""
     changing = [f"{field} {name}" for field, name in settings.inexact.items()]
-    if store.manifest.quantised_to:
-        changing.append(f"quantisation ({store.manifest.described})")
     if not changing:
         return ""
     return f"{' and '.join(changing)} {'changes' if len(changing) == 1 else 'change'} answers by design"

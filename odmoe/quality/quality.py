@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from checkpoint.direct_io import open_direct, read_at, room_for
+from checkpoint.encoded_dense import EncodedFiles
 from checkpoint.family import expert_parameters, experts_modules
 from checkpoint.native.parameters import ExpertParameters
 from checkpoint.store import ExpertStore
@@ -82,7 +83,7 @@ def measure(model: Any, store: ExpertStore, passages: Sequence[list[int]], step:
         for place, passage in zip(places[1:], passages[1:], strict=True):
             place.copy_(logits_of(model, passage))
             step()
-        load_experts(model, store)
+        load_weights(model, store)
         found = []
         for place, passage in zip(places, passages, strict=True):
             found.append(_compared(place, logits_of(model, passage), passage))
@@ -95,6 +96,13 @@ def logits_of(model: Any, passage: list[int]) -> torch.Tensor:
     with torch.inference_mode():
         found: torch.Tensor = model(torch.tensor([passage], device=model.device), use_cache=False).logits
     return found[0, :-1].cpu()
+
+
+def load_weights(model: Any, store: ExpertStore) -> None:
+    """Replace the weights of Transformers' model that a store may keep otherwise: experts, and encoded dense weights.
+    Raises StoreError, OSError."""
+    load_experts(model, store)
+    EncodedFiles(store.dense).restore_into(model)
 
 
 def load_experts(model: Any, store: ExpertStore) -> None:

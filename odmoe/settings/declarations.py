@@ -420,7 +420,7 @@ class Declarations(SystemSettings):
     kernel: str = one_of(
         "exact",
         KERNELS,
-        "Products on a CPU; fast multiplies encoded weights as they are, and may change the last bit",
+        "Products on a CPU; fast leaves integers, FP8 and MXFP4 encoded, and may change the last bit",
         heading="Experiments",
         fixed="running",
     )

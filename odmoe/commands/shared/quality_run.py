@@ -37,6 +37,7 @@ def run_quality(settings: Settings, text: Path | None, tokens: int, terminal: Te
     dtype = settings.dtype or dtype_name(stored_dtype(config))
     context = check_memory(path.name, config, dtype).context_max
     prepare_libraries(settings.threads_a_node)
+    from main_node.exactness import dense_changes
     from odmoe.clusters.devices import check_devices, device_of
     from odmoe.quality.quality import as_quality, measure
     from odmoe.stores import prepare_store
@@ -46,7 +47,14 @@ def run_quality(settings: Settings, text: Path | None, tokens: int, terminal: Te
     ids = read_tokens(load_tokenizer(path, CorruptCheckpointError), text or TEXT, tokens)
     passages = divided(ids, min(PASSAGE, context))
     with terminal.progress() as progress:
-        store = prepare_store(settings.model, settings.store, settings.dtype, progress, experts=settings.experts)
+        store = prepare_store(
+            settings.model,
+            settings.store,
+            settings.dtype,
+            progress,
+            experts=settings.experts,
+            dense=settings.dense,
+        )
     dtype = store.manifest.dtype
     with terminal.status() as say:
         say("loading the whole model with Transformers")
@@ -54,7 +62,7 @@ def run_quality(settings: Settings, text: Path | None, tokens: int, terminal: Te
     with terminal.progress() as progress:
         done = iter(range(1, 2 * len(passages) + 1))
         found = measure(model, store, passages, lambda: progress("passages", next(done), 2 * len(passages)))
-    experts = store.manifest.described or dtype
+    experts = " and ".join(filter(None, (store.manifest.described or dtype, *dense_changes(store.manifest))))
     return as_quality(found, model=settings.model, dtype=dtype, experts=experts, text=str(text or TEXT.name))
 
 

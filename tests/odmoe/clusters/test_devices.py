@@ -25,7 +25,7 @@ ONCE = {
     "dense.py:_move_model",  # weights
     "quantise.py:_move",
     "quantise.py:quantise_linear",
-    "chooser.py:prepared",  # tokens that end an answer
+    "chooser.py:make_config",  # tokens that end an answer
 }
 """Who may move tensors when a node or a request begins, beside the two below."""
 MOVES = {"transfer.py:to_device", "transfer.py:to_host"}
@@ -92,7 +92,9 @@ def test_main_node_and_shadow_there_answer_as_eager_does_and_only_transfers_move
     assert tokens == wanted.tokens
     assert all(torch.equal(got, want) for got, want in zip(logits, wanted.logits, strict=True))
     assert machine[1].by_asker().keys() == ONCE | MOVES
-    assert machine[1].by_asker("waits").keys() <= {"chooser.py:prepared"}, "Transformers looks at the ends of an answer"
+    assert machine[1].by_asker("waits").keys() <= {"chooser.py:make_config"}, (
+        "Transformers looks at the ends of an answer"
+    )
     assert report.recall is not None
     assert report.devices["main"] == "privateuseone:0 (privateuseone)"
     assert report.devices["shadow"] == "privateuseone:0 (privateuseone)"

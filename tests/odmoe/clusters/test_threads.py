@@ -10,11 +10,17 @@ import pytest
 import torch
 
 from odmoe.clusters import threads
-from odmoe.clusters.threads import SHARED_THREADS, with_threads
+from odmoe.clusters.threads import SharedThreads, with_threads
 from odmoe.settings import settings as settings_module
 from odmoe.settings.settings import Settings
 from scheduler.errors import ClusterError
 from support.machines.cli import CommandLine
+
+
+@pytest.fixture(autouse=True)
+def no_open_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the tests before have left open."""
+    monkeypatch.setattr(threads, "SHARED_THREADS", SharedThreads())
 
 
 @pytest.mark.parametrize(
@@ -34,7 +40,7 @@ def test_one_for_small_experts(
     store: Any = SimpleNamespace(manifest=SimpleNamespace(restored_bytes=expert_bytes))
     settings = Settings(model="m", shadow="none", **given)
     assert with_threads(settings, store).threads_a_node == expected
-    with SHARED_THREADS.hold(None, 4):
+    with threads.SHARED_THREADS.hold(None, 4):
         assert with_threads(settings, store) == settings, "an open model computes with its number"
 
 

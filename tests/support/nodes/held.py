@@ -89,6 +89,7 @@ class HeldArithmetic:
 
     def __init__(self, inner: ExpertArithmetic) -> None:
         self.inner = inner
+        self.kernel = inner.kernel
         self.gates: dict[int, Gate] = {}
         self.serving = True
 
@@ -114,6 +115,7 @@ class CountedArithmetic:
 
     def __init__(self, inner: ExpertArithmetic) -> None:
         self._inner = inner
+        self.kernel = inner.kernel
         self.bound: list[tuple[int, int]] = []
         self.alive: weakref.WeakSet[Callable[..., torch.Tensor]] = weakref.WeakSet()
 
