@@ -19,6 +19,7 @@ from checkpoint.native.row_vectors import (
     FLOAT,
     INT,
     SHORT,
+    fetch,
     floats_of_integers,
     fused,
     long,
@@ -150,9 +151,7 @@ class _Block:
 
     def _codes(self, address: Any) -> Any:
         builder = self._builder
-        fetch = vector_function(builder, "llvm.prefetch.p0", ir.VoidType(), [BYTE.as_pointer(), INT, INT, INT])
-        ahead = builder.inttoptr(builder.add(address, long(_AHEAD)), BYTE.as_pointer())
-        builder.call(fetch, [ahead, *(ir.Constant(INT, number) for number in (0, 3, 1))])
+        fetch(builder, builder.add(address, long(_AHEAD)))
         return builder.load(pointer(builder, address, self._bytes), align=1)
 
     def _values(self, codes: Any, odd: int) -> Any:

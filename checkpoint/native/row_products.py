@@ -34,8 +34,9 @@ _LARGEST_CHUNK = 256
 _EVEN = 64
 """Of the outputs of a thread there is a multiple, so that tiles of MXFP4 do not overlap."""
 
-_THREAD_BYTES = 1 << 18
-"""Encoded bytes below which a thread of its own costs more than it saves: a hand-over takes as long as they do."""
+_THREAD_BYTES = 1 << 25
+"""Encoded bytes for each thread. For fewer a second thread makes a token slower: torch's own threads wait in a loop for
+the next product, and take the core from it."""
 
 _ROW_DTYPES = (torch.bfloat16, torch.float16)
 _INSTEAD = "experts are restored before they are multiplied, which takes several times as long"

@@ -24,6 +24,8 @@ FLOAT, BYTE, HALF = ir.FloatType(), ir.IntType(8), ir.HalfType()
 SHORT, INT, LONG = ir.IntType(16), ir.IntType(32), ir.IntType(64)
 _BYTES = 32
 """That are unpacked at a time."""
+_AHEAD = 4096
+"""Bytes of codes that are fetched before they are unpacked."""
 
 
 def long(number: int) -> Any:
@@ -32,6 +34,13 @@ def long(number: int) -> Any:
 
 def pointer(builder: Any, address: Any, kind: Any) -> Any:
     return builder.inttoptr(address, kind.as_pointer())
+
+
+def fetch(builder: Any, address: Any) -> None:
+    """Begin to bring a line of memory into the caches. Any address will do, even one that is nothing's."""
+    kinds = [BYTE.as_pointer(), INT, INT, INT]
+    prefetch = vector_function(builder, "llvm.prefetch.p0", ir.VoidType(), kinds)
+    builder.call(prefetch, [pointer(builder, address, BYTE), *(ir.Constant(INT, number) for number in (0, 3, 1))])
 
 
 def splat(builder: Any, value: Any, lanes: int) -> Any:
@@ -264,6 +273,8 @@ def _unpack_plane(builder: Any, target: Any, packed: Any, count: Any, width: int
             builder.store(value, at, align=1)
 
     with cgutils.for_range(builder, vectors) as step:
-        unpack(builder.mul(step.index, long(_BYTES)), _BYTES)
+        first = builder.mul(step.index, long(_BYTES))
+        fetch(builder, builder.add(builder.add(packed, first), long(_AHEAD)))
+        unpack(first, _BYTES)
     with cgutils.for_range(builder, builder.sub(count, done)) as rest:
         unpack(builder.add(done, rest.index), 1)
