@@ -51,9 +51,8 @@ _compiled: dict[tuple[object, ...], bool] = {}
 def row_products(
     encoding: Encoding, shape: tuple[int, int], parts: Parts, dtype: torch.dtype, scratch: RowScratch | None = None
 ) -> RowProduct | None:
-    """The product of rows of `dtype` with a weight [out, in] of these parts, which stay where they are. MXFP4 is
-    [in, out], see `Encoding.inputs_first`. None where
-    there is none: then the weight is to be restored.
+    """The product of rows of `dtype` with a weight [out, in] of these parts, which stay where they are; MXFP4 is
+    [in, out], see `Encoding.inputs_first`. None where there is none: then the weight is to be restored.
 
     `scratch`: may be shared by products that never run at the same time.
     """
