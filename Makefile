@@ -44,7 +44,7 @@ test-system: env  ## the tests that start clusters: Ray, ssh, ten hosts, kills (
 	$(BIN)/python -m pytest $(ALONE) || status=1; \
 	exit $$status
 
-test-slow: env  ## the slow tests: many cases of what the fast ones try a few of (25 minutes on two cores)
+test-slow: env  ## the slow tests: many cases of what the fast ones try a few of (27 minutes on two cores)
 	@$(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist worksteal -m slow
 
 figures: env  ## draw the papers' figures again, into results/figures (QUICK=1: small ones, in half an hour)

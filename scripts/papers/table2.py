@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from odmoe.quality import passages
 from odmoe.settings.settings import Settings
 from scheduler.alignment import LATE
 from scheduler.timing.profile import find_profile
@@ -161,12 +162,12 @@ class Columns:
         """Nats of each token of held-out text."""
         ids = quality.held_out(self.tokenizer, params["text_tokens"])
         nats: list[float] = []
-        for window in quality.windows(ids, params["window"]):
+        for window in passages.windows(ids, params["window"]):
             if params["column"] in peers.NAMES:
                 logits = self.peer(params["column"]).logits(window)
             else:
                 logits = quality.forced_logits(self.cluster(params["column"]), window)
-            nats += quality.losses(logits, window)
+            nats += passages.losses(logits, window)
         return {"nats": nats}
 
 
@@ -227,7 +228,7 @@ def quality_rows(of: Columns, results: list[tuple[dict[str, Any], dict[str, Any]
         }
         if column in nats:
             row |= {
-                "perplexity": quality.perplexity(nats[column]),
+                "perplexity": passages.perplexity(nats[column]),
                 "text_tokens": len(nats[column]),
                 "most_nats_off": max(abs(a - b) for a, b in zip(nats[column], nats[TRANSFORMERS], strict=True)),
             }
