@@ -21,14 +21,13 @@ from checkpoint.manifest import PLAIN_DENSE, stored_name
 from checkpoint.native.encoded_linear import EncodedLinear, LinearScratch
 from checkpoint.native.encoding import Parts
 from checkpoint.native.encodings import ENCODINGS
+from checkpoint.quantisation import BITS
 from scheduler.errors import CheckpointError, CorruptStoreError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
 PLAIN, PUBLISHED = PLAIN_DENSE, "published"
-BITS = {"int8": 8, "int4": 4}
-"""How a store can keep the dense part's linear layers, when that loses something."""
 
 FILES = "encoded-*.safetensors"
 ENCODING_OF = "encodings"

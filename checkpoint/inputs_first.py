@@ -7,14 +7,12 @@ once for a shape, finds the bits of torch.
 from __future__ import annotations
 
 import threading
-from functools import partial
 
 import torch
 
 from checkpoint import float_tiles
 from checkpoint.native.routine_check import first_use
-from checkpoint.native.threads import together
-from checkpoint.tensors import round_up
+from checkpoint.native.threads import in_shares
 
 _INSTEAD = "torch multiplies with weights [in, out], which takes many times as long"
 _PROBE_ROWS = (1, 3)
@@ -51,15 +49,11 @@ def multiply(rows: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     found = torch.empty(len(rows), outputs, dtype=torch.bfloat16)
     given = [one.view(torch.uint16).numpy() for one in (found, rows.contiguous(), weight)]
     threads = max(min(torch.get_num_threads(), weight.nbytes // _THREAD_BYTES), 1)
-    each = round_up(-(-outputs // threads), _EVEN)
-    jobs = []
-    for first in range(0, outputs, each):
-        scratch = torch.empty(routines.SUMS * routines.COLUMNS).numpy()
-        jobs.append(partial(routines.inputs_first, *given, first, min(first + each, outputs), scratch))
-    if len(jobs) == 1:
-        jobs[0]()
-    else:
-        together(jobs, with_caller=True)
+
+    def run(_: int, first: int, last: int) -> None:
+        routines.inputs_first(*given, first, last, torch.empty(routines.SUMS * routines.COLUMNS).numpy())
+
+    in_shares(run, outputs, threads, _EVEN)
     return found
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from checkpoint.encoded_dense import BITS
 from checkpoint.manifest import Manifest
+from checkpoint.quantisation import BITS
 from main_node.request import Request
 
 if TYPE_CHECKING:

@@ -18,8 +18,7 @@ from checkpoint.native.encoding import CODES, SCALES, Encoding, first_bytes
 from checkpoint.native.mxfp4 import BLOCK, Mxfp4
 from checkpoint.native.product_scratch import PAIRS, PRODUCT_SCRATCH, SUMS, TILE, four_sums_scratch
 from checkpoint.native.routine_check import first_use
-from checkpoint.native.threads import together
-from checkpoint.tensors import round_up
+from checkpoint.native.threads import in_shares
 
 Parameters = dict[str, torch.Tensor]
 
@@ -89,15 +88,7 @@ def multiply(row: torch.Tensor, codes: torch.Tensor, scales: torch.Tensor, scrat
     found = torch.empty(1, columns, dtype=torch.bfloat16)
     target, pairs = found.view(torch.uint16).view(-1).numpy(), codes.view(inputs, columns // 2).numpy()
     run = _in_order_of_amx(row, scratch) if _has_amx() else _in_four_sums(row, scratch)
-    each = round_up(-(-columns // 2 // len(scratch)), TILE)
-    jobs = [
-        partial(run, target, pairs, scales.numpy(), number, first, min(first + each, columns // 2))
-        for number, first in enumerate(range(0, columns // 2, each))
-    ]
-    if len(jobs) == 1:
-        jobs[0]()
-    else:
-        together(jobs, with_caller=True)
+    in_shares(partial(run, target, pairs, scales.numpy()), columns // 2, len(scratch), TILE)
     return found
 
 

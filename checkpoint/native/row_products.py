@@ -8,7 +8,7 @@ the same bits whatever the other rows are.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -21,8 +21,7 @@ from checkpoint.native.fp8 import Fp8
 from checkpoint.native.integers import MINIMUM_UNITS, MINIMUMS, ORDER, SCALE_UNITS, ZEROS, Integers
 from checkpoint.native.mxfp4 import BLOCK, Mxfp4
 from checkpoint.native.routine_check import first_use
-from checkpoint.native.threads import together
-from checkpoint.tensors import round_up
+from checkpoint.native.threads import in_shares
 
 MOST_ROWS = 32
 """With more, restoring the weight costs less than reading its codes for each four of them."""
@@ -66,10 +65,9 @@ def row_products(
         bound = _bind_fp8(shape, parts, dtype, scratch)
     elif isinstance(encoding, Mxfp4):
         bound = _bind_mxfp4(shape, parts, dtype, scratch)
-    if bound is None or not _compiles(bound, shape[0] if encoding.inputs_first else shape[1], dtype):
+    inputs, outputs = shape if encoding.inputs_first else reversed(shape)
+    if bound is None or not _compiles(bound, inputs, dtype):
         return None
-    outputs = shape[1] if encoding.inputs_first else shape[0]
-    inputs = shape[0] if encoding.inputs_first else shape[1]
     return partial(_multiply, bound, (dtype, inputs, outputs), sum(part.nbytes for part in parts.values()))
 
 
@@ -97,7 +95,7 @@ class _Bound:
         self.inputs = inputs
         """Makes what `run` takes of rows."""
         self.run = run
-        """(found float32 [n, out], inputs, first, last, thread)"""
+        """(found float32 [n, out], inputs, thread, first, last)"""
 
 
 def _multiply(bound: _Bound, sizes: tuple[torch.dtype, int, int], nbytes: int, rows: torch.Tensor) -> torch.Tensor:
@@ -107,16 +105,7 @@ def _multiply(bound: _Bound, sizes: tuple[torch.dtype, int, int], nbytes: int, r
     found = torch.empty(len(rows), outputs)
     given, target = bound.inputs(rows.contiguous()), found.numpy()
     threads = max(min(torch.get_num_threads(), nbytes // _THREAD_BYTES), 1)
-    if threads == 1:
-        bound.run(target, given, 0, outputs, 0)
-    else:
-        each = round_up(-(-outputs // threads), _EVEN)
-        firsts = range(0, outputs, each)
-        jobs: Sequence[Callable[[], None]] = [
-            partial(bound.run, target, given, first, min(first + each, outputs), number)
-            for number, first in enumerate(firsts)
-        ]
-        together(jobs, with_caller=True)
+    in_shares(partial(bound.run, target, given), outputs, threads, _EVEN)
     return found.to(rows.dtype)
 
 
@@ -152,16 +141,12 @@ def _bind_integers(shape: tuple[int, int], parts: Parts, dtype: torch.dtype, scr
     codes = parts[CODES].view(rows, -1).numpy()
 
     def inputs(given: torch.Tensor) -> tuple[Any, ...]:
-        count = len(given)
-        found = torch.empty(count, columns, dtype=torch.int16).numpy()
-        steps, sums = torch.empty(count, chunks).numpy(), torch.empty(count, groups).numpy()
-        routines.quantiser(name)(given.view(torch.uint16).numpy(), found, steps, sums)
-        return found, steps, sums
+        return _quantised(given, name, chunks, groups)
 
     bits = 8 * codes.shape[1] // columns
     product = routines.integer_product(bits, scale_kind, offset_kind, other_kind)
 
-    def run(found: Any, given: tuple[Any, ...], first: int, last: int, thread: int) -> None:
+    def run(found: Any, given: tuple[Any, ...], thread: int, first: int, last: int) -> None:
         own = (
             scratch.array(thread, "numbers", columns, torch.uint8),
             scratch.array(thread, "scales", routines.WEIGHT_ROWS * groups),
@@ -170,6 +155,17 @@ def _bind_integers(shape: tuple[int, int], parts: Parts, dtype: torch.dtype, scr
         product(found, given, codes, scale, other, first, last, own)
 
     return _Bound(("integers", bits, scale_kind, offset_kind, other_kind, name), inputs, run)
+
+
+def _quantised(rows: torch.Tensor, dtype: str, chunks: int, groups: int) -> tuple[Any, Any, Any]:
+    """Rows as integers, a step for each of so many chunks, and sums of groups: see `row_routines.quantiser`."""
+    from checkpoint.native.row_routines import quantiser  # loads numba: not before it is needed
+
+    count = len(rows)
+    found = torch.empty(rows.shape, dtype=torch.int16).numpy()
+    steps, sums = torch.empty(count, chunks).numpy(), torch.empty(count, groups).numpy()
+    quantiser(dtype)(rows.view(torch.uint16).numpy(), found, steps, sums)
+    return found, steps, sums
 
 
 def _levels(parts: Parts, name: str, units: str) -> tuple[str, tuple[Any, Any]]:
@@ -197,7 +193,7 @@ def _bind_fp8(shape: tuple[int, int], parts: Parts, dtype: torch.dtype, scratch:
 
     product = routines.fp8_product()
 
-    def run(found: Any, given: tuple[Any, ...], first: int, last: int, thread: int) -> None:
+    def run(found: Any, given: tuple[Any, ...], thread: int, first: int, last: int) -> None:
         product(found, *given, codes, levels, first, last, scratch.array(thread, "scales", chunks))
 
     return _Bound(("fp8", name), inputs, run)
@@ -208,7 +204,6 @@ def _bind_mxfp4(shape: tuple[int, int], parts: Parts, dtype: torch.dtype, scratc
     if not torch.cpu.get_capabilities().get("avx2"):
         return None
     from checkpoint.native import mxfp4_routines as routines  # loads numba: not before it is needed
-    from checkpoint.native.row_routines import quantiser
 
     if outputs < 2 * routines.NARROW or outputs % 2:
         return None
@@ -216,15 +211,11 @@ def _bind_mxfp4(shape: tuple[int, int], parts: Parts, dtype: torch.dtype, scratc
     blocks, name = inputs // BLOCK, dtype_name(dtype)
 
     def quantised(given: torch.Tensor) -> tuple[Any, ...]:
-        count = len(given)
-        found = torch.empty(count, inputs, dtype=torch.int16).numpy()
-        steps, sums = torch.empty(count, blocks).numpy(), torch.empty(count, 1).numpy()
-        quantiser(name)(given.view(torch.uint16).numpy(), found, steps, sums)
-        return found, steps
+        return _quantised(given, name, blocks, 1)[:2]
 
     product = routines.mxfp4_product()
 
-    def run(found: Any, given: tuple[Any, ...], first: int, last: int, thread: int) -> None:
+    def run(found: Any, given: tuple[Any, ...], thread: int, first: int, last: int) -> None:
         columns = last - first + 2 * routines.WIDE
         product(found, *given, codes, scales, first, last, scratch.array(thread, "columns", routines.ROWS * columns))
 

@@ -9,8 +9,11 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
+from functools import partial
 
 import torch
+
+from checkpoint.tensors import round_up
 
 START_S = 60.0
 """Most time for all threads of a pool to start."""
@@ -36,6 +39,17 @@ def together(jobs: Sequence[Callable[[], None]], with_caller: bool = False) -> N
         wait(started)  # the caller may use the memory again, even after an error
     for one in started:
         one.result()
+
+
+def in_shares(run: Callable[[int, int, int], None], count: int, threads: int, even: int) -> None:
+    """Run `run(number, first, last)` for shares of `count` things, multiples of `even` but for the last, on at most so
+    many threads. For what computes without torch: see `together`."""
+    each = round_up(-(-count // threads), even)
+    jobs = [partial(run, number, at, min(at + each, count)) for number, at in enumerate(range(0, count, each))]
+    if len(jobs) == 1:
+        jobs[0]()
+    else:
+        together(jobs, with_caller=True)
 
 
 def start_threads(threads: int) -> None:

@@ -13,11 +13,12 @@ import torch
 import xxhash
 
 from checkpoint.direct_io import Appender
-from checkpoint.encoded_dense import BITS, ENCODING_OF, PUBLISHED, encodable_layers, group_of
+from checkpoint.encoded_dense import ENCODING_OF, PUBLISHED, encodable_layers, group_of
 from checkpoint.native.encoding import CODES, SCALES, Unencodable
 from checkpoint.native.encodings import GGML_INTEGERS
 from checkpoint.native.integers import MINIMUMS
 from checkpoint.place import Place
+from checkpoint.quantisation import BITS
 from checkpoint.sharding.convert import Conversion
 from checkpoint.sharding.few_bits import in_few_bits
 from checkpoint.sharding.model_directory import cure

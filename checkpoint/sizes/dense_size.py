@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from checkpoint.quantisation import BITS
 from scheduler.types import ModelSize
 
 
@@ -15,7 +16,7 @@ def with_encoded_dense(size: ModelSize, fields: Mapping[str, Any], kept: str) ->
 
     `fields`: config.json. Imports torch, and builds the model without its bytes. Raises CheckpointError.
     """
-    from checkpoint.encoded_dense import BITS, encodable_layers, encoded_bytes
+    from checkpoint.encoded_dense import encodable_layers, encoded_bytes
     from checkpoint.family import config_from_dict, parse_dtype
 
     if kept not in BITS:
