@@ -20,6 +20,7 @@ from odmoe.machines.ssh import Ssh
 from scheduler.errors import ConfigError, HostError
 from scheduler.yaml_file import read_yaml
 
+PROBE = Path(__file__).with_name("probe.py")
 PROBE_S = 30.0
 STOP_S = 30.0
 OLDEST = (3, 11)
@@ -76,18 +77,28 @@ def stop_processes(ssh: Ssh, host: Host, cluster_id: str | None, release: bool) 
     return ask(ssh, host, "stop", STOP_S, {"id": cluster_id or "", "release": release})
 
 
-def ask(ssh: Ssh, host: Host, what: str, deadline_s: float, argument: Facts | None = None) -> Facts:
-    """What an action of `odmoe.machines.probe` answers on a host; only {"python": version} if that is too old. Raises
-    HostError."""
+def ask(
+    ssh: Ssh, host: Host, what: str, deadline_s: float, argument: Facts | None = None, script: Path = PROBE
+) -> Facts:
+    """What an action of `odmoe.machines.probe`, or of another such script, answers on a host; only {"python": version}
+    if that is too old. Raises HostError."""
     given = "" if argument is None else f" {shlex.quote(json.dumps(argument))}"
-    source = Path(__file__).with_name("probe.py").read_text()
-    output = ssh.run(host, f"python3 - {what}{given}", deadline_s, _START.format(source=source).encode())
-    lines = [line for line in output.splitlines() if line.startswith("{")]  # a login shell may print other lines
+    output = ssh.run(host, f"python3 - {what}{given}", deadline_s, as_sent(script))
     try:
-        found = json.loads(lines[-1])
-    except (IndexError, ValueError):
+        return last_object(output)
+    except ValueError:
         raise _fault(host, f"its python3 answered {output[-80:]!r}", "see what its shell prints by itself") from None
-    return dict(found)
+
+
+def as_sent(script: Path) -> bytes:
+    """A script such that a Python too old for it prints its version instead."""
+    return _START.format(source=script.read_text()).encode()
+
+
+def last_object(output: str) -> Facts:
+    """The last line that is a JSON object: a login shell may print other lines before. Raises ValueError."""
+    lines = [line for line in output.splitlines() if line.startswith("{")]
+    return dict(json.loads(lines[-1] if lines else ""))
 
 
 def preflight(ssh: Ssh, hosts: Iterable[Host], required: Requirements) -> tuple[dict[str, Facts], dict[str, HostError]]:
@@ -119,7 +130,8 @@ def check(host: Host, facts: Facts, required: Requirements, main: Any = None) ->
     """Raises HostError with all faults in one message. `main`: the facts of the main host, if they are known."""
     faults = list(_faults(facts, required))
     if len(facts) > 1:  # its Python is not too old
-        faults += [*_unlike(facts, main or facts), *_places(facts, required), *_network(host, facts, required)]
+        faults += [*python_unlike(facts, main or facts), *processor_unlike(facts, main or facts)]
+        faults += [*place_faults(facts, required), *address_faults(host, facts), *port_faults(host, facts, required)]
     if faults:
         causes, advice = zip(*faults, strict=True)
         raise _fault(host, "; ".join(causes), "; ".join(dict.fromkeys(advice)))
@@ -136,16 +148,20 @@ def _faults(facts: Facts, required: Requirements) -> Iterable[tuple[str, str]]:
     if not facts["rsync"]:
         yield "there is no command rsync", "apt-get install rsync there"
     if venv is None:
-        yield from _no_environment(facts, to_be_made=required.code is None)
+        yield from environment_faults(facts, to_be_made=required.code is None)
     elif required.code is not None or venv["made"] >= required.lock_time:
-        yield from _other_versions(venv["packages"], required.versions)
+        yield from version_faults(venv["packages"], required.versions)
     if required.code and facts["code"] != required.code:
         has = f"other code than this machine's ({facts['code'][:12]})" if facts["code"] else "no code"
         yield f"it has {has}, {required.code[:12]} is wanted", "odmoe up brings it"
     if required.cluster_id:
         yield from owner_faults(facts, required.cluster_id, required.take_over)
     if required.store:
-        yield from _room(facts, *required.store)
+        yield from room_faults(facts, *required.store)
+    yield from clock_faults(facts)
+
+
+def clock_faults(facts: Facts) -> Iterable[tuple[str, str]]:
     if abs(facts["skew_s"]) > SKEW_S:
         way = "ahead of" if facts["skew_s"] > 0 else "behind"
         yield (
@@ -154,8 +170,8 @@ def _faults(facts: Facts, required: Requirements) -> Iterable[tuple[str, str]]:
         )
 
 
-def _unlike(facts: Facts, main: Facts) -> Iterable[tuple[str, str]]:
-    """In what it differs from the main host."""
+def python_unlike(facts: Facts, main: Facts) -> Iterable[tuple[str, str]]:
+    """Whether its Python is another than the main host's."""
     has, wanted = ((one.get("venv") or one)["python"] for one in (facts, main))
     if has != wanted and len(main) > 1:
         where = "~/odmoe/venv" if facts.get("venv") else "python3"
@@ -163,6 +179,10 @@ def _unlike(facts: Facts, main: Facts) -> Iterable[tuple[str, str]]:
             f"its Python is {has} ({where}), the main host's is {wanted}, and Ray needs the same on all hosts",
             "install the same release and updates on all hosts, and remove ~/odmoe/venv where it is of another one",
         )
+
+
+def processor_unlike(facts: Facts, main: Facts) -> Iterable[tuple[str, str]]:
+    """Whether its kind of processor is another than the main host's."""
     machine, of_main = facts.get("machine"), main.get("machine")
     if machine != of_main:
         yield (
@@ -171,7 +191,7 @@ def _unlike(facts: Facts, main: Facts) -> Iterable[tuple[str, str]]:
         )
 
 
-def _places(facts: Facts, required: Requirements) -> Iterable[tuple[str, str]]:
+def place_faults(facts: Facts, required: Requirements) -> Iterable[tuple[str, str]]:
     """What is wrong with the folders in which it writes, apart from the room for the store."""
     places = facts.get("places", {})
     readonly = [name for name, place in places.items() if not place["writable"]]
@@ -192,13 +212,18 @@ def _device(places: Facts, name: str) -> Any:
     return places.get(name, {}).get("device")
 
 
-def _network(host: Host, facts: Facts, required: Requirements) -> Iterable[tuple[str, str]]:
+def address_faults(host: Host, facts: Facts) -> Iterable[tuple[str, str]]:
+    """Whether the address of the cluster file is none of the host's own."""
     own = facts.get("addresses")
     if own and host.address not in own and not host.address.startswith("127."):
         yield (
             f"{host.address} is no address of its own; it has {', '.join(a for a in own if not a.startswith('127.'))}",
             "give the address in the cluster file by which the hosts reach it",
         )
+
+
+def port_faults(host: Host, facts: Facts, required: Requirements) -> Iterable[tuple[str, str]]:
+    """Ports of the cluster at which another program listens."""
     listening = {int(port): who for port, who in facts.get("listening", {}).items()}
     taken = [f"{port} by {listening[port]}" for port in required.ports.get(host.role, ()) if port in listening]
     if taken:
@@ -225,7 +250,16 @@ def ports_of(cluster_file: Path, root: Path = ROOT) -> dict[str, list[int]]:
     return {**ports, "shadow_node": ports["worker_node"]}
 
 
-def _no_environment(facts: Facts, to_be_made: bool) -> Iterable[tuple[str, str]]:
+def worker_ports(cluster_file: Path) -> range:
+    """The ports of Ray's processes on every host, from the file's start commands, or those of the project's
+    cluster.yaml. Raises ConfigError."""
+    found = read_yaml(cluster_file, f"the cluster file {cluster_file}")
+    text = " ".join(map(str, found.get("worker_start_ray_commands") or ()))
+    least, most = (re.search(rf"--{name}-worker-port[= ](\d+)", text) for name in ("min", "max"))
+    return range(int(least[1]), int(most[1]) + 1) if least and most else range(6400, 6500)
+
+
+def environment_faults(facts: Facts, to_be_made: bool) -> Iterable[tuple[str, str]]:
     if not to_be_made:
         yield "there is no environment ~/odmoe/venv", "make it there: make -C ~/odmoe/code env VENV=$HOME/odmoe/venv"
     elif not facts["make"]:
@@ -234,7 +268,7 @@ def _no_environment(facts: Facts, to_be_made: bool) -> Iterable[tuple[str, str]]
         yield "its python3 has no module venv, to make its environment with", "apt-get install python3-venv there"
 
 
-def _other_versions(has: dict[str, str], required: dict[str, str]) -> Iterable[tuple[str, str]]:
+def version_faults(has: dict[str, str], required: dict[str, str]) -> Iterable[tuple[str, str]]:
     names = sorted((name for name, version in required.items() if has.get(name) != version), key=lambda n: n not in has)
     other = [f"{name} {has.get(name) or 'missing'} (wanted {required[name]})" for name in names]
     if other:
@@ -245,7 +279,7 @@ def _other_versions(has: dict[str, str], required: dict[str, str]) -> Iterable[t
         )
 
 
-def _room(facts: Facts, name: str, manifest: str, size: int) -> Iterable[tuple[str, str]]:
+def room_faults(facts: Facts, name: str, manifest: str, size: int) -> Iterable[tuple[str, str]]:
     if has_store(facts, name, manifest):
         return
     there = facts["stores"].get(name) or {}

@@ -1,0 +1,59 @@
+"""`odmoe doctor`: what is wrong with this machine, or with the hosts of a cluster, and how to cure it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from odmoe.commands.shared.options import Debug, Json, Quiet
+
+
+def doctor(
+    file: Annotated[Path | None, typer.Argument(help="Cluster file: check its hosts too", show_default=False)] = None,
+    model: Annotated[
+        str,
+        typer.Option(
+            "-m",
+            "--model",
+            help="Compare memory and disk with what this model needs",
+            show_default=False,
+            metavar="TEXT",
+        ),
+    ] = "",
+    shadow: Annotated[
+        str, typer.Option(help="Precision of the shadow: fp16, int8, nf4 or none", metavar="TEXT")
+    ] = "int8",
+    every: Annotated[
+        bool, typer.Option("-v", "--verbose", help="Show what is right on the hosts, too", metavar="")
+    ] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="Measure no disks and links", metavar="")] = False,
+    deep: Annotated[bool, typer.Option("--deep", help="Read every byte of the stores", metavar="")] = False,
+    as_json: Json = False,
+    quiet: Quiet = False,
+    debug: Debug = False,
+) -> None:
+    """Check this machine, or a cluster's hosts, before anything is started.
+
+    Each check is ok, a warning or a failure, with its cure (>). Nothing is changed.
+
+    The exit code is 1 if something failed.
+    """
+    import sys
+
+    from rich.console import Console
+
+    from odmoe.doctor.doctor import Asked, examine
+    from odmoe.doctor.text import print_report
+    from odmoe.terminal import Terminal
+
+    asked = Asked(file, model, shadow, not quick, deep)
+    with Terminal(quiet, debug).progress("asking") as progress:
+        report = examine(asked, progress)
+    if as_json:
+        print(report.as_json())
+    else:
+        print_report(report, Console(file=sys.stdout, highlight=False), every)
+    if report.failed:
+        raise typer.Exit(1)

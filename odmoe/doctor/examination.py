@@ -1,0 +1,213 @@
+"""Asks machines for what the checks need: each question has a deadline, and one that fails is a fact, too."""
+
+from __future__ import annotations
+
+import json
+import secrets
+import subprocess
+import sys
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from threading import Lock
+from typing import Any
+
+from odmoe.machines.cluster_file import Host
+from odmoe.machines.preflight import PROBE, PROBE_S, as_sent, ask, last_object, probe
+from odmoe.machines.ssh import Ssh
+from scheduler.errors import HostError
+
+ON_HOST = Path(__file__).with_name("on_host.py")
+FILE_BYTES, READ_S = 128 << 20, 2.0
+"""How much is written to measure a disk without a store, and how long is read."""
+EXAMINE_S, DISK_S, LINK_S, PORTS_S = 90.0, 30.0, 40.0, 20.0
+VERIFY_LEAST_S, VERIFY_RATE = 120.0, 20e6
+"""Seconds for `--deep`, and further ones for the bytes of the store at that rate."""
+HOST_COMMANDS = ("rsync", "make", "timeout")
+HERE_COMMANDS = ("ssh", "ssh-keygen", "rsync")
+LEAST_FACTS = 2
+"""A host whose Python is too old for the script answers no more than that."""
+VERIFY = """
+import json, sys
+from pathlib import Path
+from checkpoint.store import ExpertStore
+from scheduler.errors import ODMoEError
+try:
+    ExpertStore.open(Path(sys.argv[1])).verify()
+    print(json.dumps({"why": ""}))
+except ODMoEError as error:
+    print(json.dumps({"why": str(error)}))
+"""
+
+Facts = dict[str, Any]
+Step = Callable[[str, int, int], None]
+"""What is asked, how many machines have answered, of how many."""
+
+
+def ask_here(script: Path, what: str, deadline_s: float, argument: Facts | None = None) -> Facts:
+    """What an action of a script for hosts answers on this machine, in a process of its own. Raises HostError."""
+    words = [sys.executable, "-", what, *([json.dumps(argument)] if argument is not None else [])]
+    return _run_here(words, what, deadline_s, as_sent(script))
+
+
+def _run_here(words: list[str], what: str, deadline_s: float, given: bytes = b"") -> Facts:
+    try:
+        done = subprocess.run(words, input=given, capture_output=True, timeout=deadline_s, check=False)
+        return last_object(done.stdout.decode(errors="replace"))
+    except subprocess.TimeoutExpired:
+        raise HostError(f"{what} took longer than {deadline_s:.0f} s") from None
+    except OSError as error:
+        raise HostError(f"{sys.executable} cannot be started: {error.strerror}") from error
+    except ValueError:
+        lines = done.stderr.decode(errors="replace").strip().splitlines()
+        raise HostError(f"{what} failed: {lines[-1] if lines else 'it printed nothing'}") from None
+
+
+def known_or_fault(question: Callable[[], Facts]) -> Facts:
+    """The answer, or {"fault": why there is none}."""
+    try:
+        return question()
+    except HostError as error:
+        return {"fault": str(error).partition("): ")[2] or str(error)}
+
+
+def here(stores: Path, keys: list[str], measure: bool, step: Step) -> Facts:
+    """All facts of this machine. `stores`: the folder of its stores. `keys`: folders of keys, which may be none."""
+    steps = 3 if measure else 2
+    step("this machine", 0, steps)
+    facts = known_or_fault(lambda: ask_here(PROBE, "facts", PROBE_S))
+    facts = {"python": ".".join(map(str, sys.version_info[:3])), "skew_s": 0.0, **_or_unknown(facts)}
+    step("this machine", 1, steps)
+    asked = {"keys": keys, "python": sys.executable, "commands": HERE_COMMANDS, "folder": str(stores), "always": True}
+    facts |= _or_unknown(known_or_fault(lambda: ask_here(ON_HOST, "examine", EXAMINE_S, asked)))
+    step("this machine", 2, steps)
+    if measure:
+        facts["disk"] = known_or_fault(lambda: ask_here(ON_HOST, "disk", DISK_S, _disk(str(stores))))
+        step("this machine", 3, steps)
+    else:
+        facts["disk"] = {"fault": "--quick measures nothing"}
+    return facts
+
+
+def _or_unknown(found: Facts) -> Facts:
+    return {"unknown": found["fault"]} if "fault" in found else found
+
+
+def hosts(ssh: Ssh, asked: list[Host], step: Step) -> dict[str, Facts | HostError]:
+    """The facts of every host that answers, and the errors of the others, by address. All at once."""
+    question = {
+        "keys": ["~/odmoe/keys"],
+        "python": "~/odmoe/venv/bin/python",
+        "always": False,
+        "commands": HOST_COMMANDS,
+        "folder": "~/odmoe/stores",
+    }
+
+    def one(host: Host) -> Facts:
+        facts = probe(ssh, host)
+        if len(facts) > LEAST_FACTS:  # its Python is not too old
+            facts |= _or_unknown(known_or_fault(lambda: ask(ssh, host, "examine", EXAMINE_S, question, ON_HOST)))
+        return facts
+
+    return _each(ssh, asked, one, "hosts", step)
+
+
+def _each(ssh: Ssh, asked: list[Host], job: Callable[[Host], Facts], what: str, step: Step) -> dict[str, Any]:
+    done: list[str] = []
+    step(what, 0, len(asked))
+
+    def counted(host: Host) -> Facts:
+        try:
+            return job(host)
+        finally:
+            done.append(host.address)
+            step(what, len(done), len(asked))
+
+    return ssh.each(asked, counted)
+
+
+def _disk(folder: str) -> Facts:
+    return {"folder": folder, "bytes": FILE_BYTES, "seconds": READ_S}
+
+
+def disks(ssh: Ssh, asked: list[Host], facts: dict[str, Facts], step: Step) -> None:
+    """Measure the hosts' disks: add `disk` to their facts. All at once, but those of one machine, such as containers
+    or the testbed's, one after the other."""
+    machines = {host.address: _machine(facts[host.address]) for host in asked}
+    turns = {name: Lock() for name in machines.values()}
+
+    def one(host: Host) -> Facts:
+        with turns[machines[host.address]]:
+            return measure(host)
+
+    def measure(host: Host) -> Facts:
+        return known_or_fault(lambda: ask(ssh, host, "disk", DISK_S, _disk("~/odmoe/stores"), ON_HOST))
+
+    for address, found in _each(ssh, asked, one, "disks", step).items():
+        facts[address]["disk"] = found
+
+
+def _machine(facts: Facts) -> str:
+    """The same for all hosts of one kernel."""
+    return str(facts.get("home_id", "")).partition(":")[0] or str(facts.get("addresses"))
+
+
+def links(ssh: Ssh, main: Host, asked: list[Host], facts: dict[str, Facts], ports: range, step: Step) -> None:
+    """Measure the link between the main host and each other one, one after the other: add `link` to the facts of the
+    latter. Of `ports`, which a firewall lets through, a free one is used."""
+    others = [host for host in asked if host.address != main.address]
+    for number, host in enumerate(others):
+        step("links", number, len(others))
+        facts[host.address]["link"] = (
+            known_or_fault(partial(_link, ssh, main, host, ports))
+            if main.address in facts
+            else {"fault": "the main host does not answer"}
+        )
+    step("links", len(others), len(others))
+
+
+def _link(ssh: Ssh, main: Host, host: Host, ports: range) -> Facts:
+    """Raises HostError."""
+    place = {"address": host.address, "ports": list(ports)}
+    taken = ask(ssh, host, "ports", PORTS_S, place, ON_HOST)
+    free = next((port for port in ports if str(port) not in taken), None)
+    if free is None:
+        return {"fault": f"of the ports {ports.start} to {ports.stop - 1} none is free there"}
+    asked = {"address": host.address, "port": free, "token": secrets.token_hex(16)}
+    with ThreadPoolExecutor(1) as pool:
+        other_end = pool.submit(ask, ssh, host, "sink", LINK_S, asked, ON_HOST)
+        found = ask(ssh, main, "link", LINK_S, asked, ON_HOST)
+        told = other_end.result()
+    return {"fault": told["fault"]} if "fault" in told and "blocked" not in found else found
+
+
+def verify_here(store: Path, size: int) -> str:
+    """Why a store of this machine is not whole, after all of it was read; empty if it is. Raises HostError."""
+    words = [sys.executable, "-c", VERIFY, str(store)]
+    return str(_run_here(words, f"reading {store.name}", _verify_s(size))["why"])
+
+
+def verify_stores(ssh: Ssh, asked: list[Host], facts: dict[str, Facts], step: Step) -> None:
+    """Read every byte of the hosts' stores, with the code there: add `verified` to their facts, by store."""
+
+    def one(host: Host) -> Facts:
+        found = {}
+        for name, store in (facts[host.address].get("stores") or {}).items():
+            if not store["fault"]:
+                found[name] = _verify(ssh, host, name, store["bytes"])
+        return found
+
+    for address, found in _each(ssh, asked, lambda host: known_or_fault(lambda: one(host)), "stores", step).items():
+        key = "verify_fault" if "fault" in found else "verified"
+        facts[address][key] = found.get("fault", found)
+
+
+def _verify(ssh: Ssh, host: Host, name: str, size: int) -> str:
+    """Raises HostError where it has no code or environment yet."""
+    command = f". ~/odmoe/code/env.sh && python - ~/odmoe/stores/{name}"
+    return str(last_object(ssh.run(host, command, _verify_s(size), VERIFY.encode()))["why"])
+
+
+def _verify_s(size: int) -> float:
+    return VERIFY_LEAST_S + size / VERIFY_RATE

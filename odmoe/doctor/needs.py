@@ -1,0 +1,44 @@
+"""What a model needs of its machines, from its configuration alone."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from odmoe.settings.plan_settings import CONTEXT
+
+RAY_BYTES = 830_000_000
+"""Of Ray and a node's own process on a host, before any expert (docs/lan.md)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Needs:
+    """Bytes. `memory`: by role in the cluster file, with one expert a worker. `store`: of the disk of every machine.
+    `token`: of the experts of one token, which are loaded if none is in memory."""
+
+    model: str
+    memory: dict[str, int]
+    store: int
+    token: int
+    shadow: str
+
+
+def needs_of(model: str, shadow: str, workers: int) -> Needs:
+    """Raises ConfigError, CheckpointError."""
+    from odmoe.api.plan_model import model_of, read_config
+    from scheduler.planning.scaling import Hardware, Policy, Setup, memory
+    from scheduler.simulation.scenario import PROFILE
+    from scheduler.timing.profile import find_profile
+
+    found = read_config(model)
+    size = model_of(
+        model, found.fields, found.dtype, CONTEXT, found.experts, shadow != "none", found.native_bits, dense=None
+    )
+    setup = Setup(size, Hardware(find_profile(PROFILE), workers), Policy(shadow))
+    roles = memory(setup, slots=1, rest_bytes=4)
+    return Needs(
+        model,
+        {"main_node": roles["main"], "shadow_node": roles["shadow"], "worker_node": roles["worker"]},
+        size.dense_bytes + size.store_bytes,
+        size.layers * size.top_k * size.expert_bytes,
+        shadow,
+    )
