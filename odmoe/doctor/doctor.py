@@ -119,14 +119,14 @@ def _cluster(asked: Asked, cluster: ClusterFile, wanted: Wanted, step: Step) -> 
     keys = [str(folder), *(str(folder / host.address) for host in cluster.hosts)]
     own = examination.here(cache_dir() / "stores", keys, False, step)
     with Ssh.for_cluster(cluster, folder) as ssh:
-        answers = examination.hosts(ssh, list(cluster.hosts), step)
+        answers = examination.hosts(ssh, list(cluster.hosts), wanted.worker_ports, step)
         facts = {address: found for address, found in answers.items() if not isinstance(found, HostError)}
         able = [host for host in cluster.hosts if len(facts.get(host.address, ())) > examination.LEAST_FACTS]
         if asked.deep:
             examination.verify_stores(ssh, able, facts, step)
         if asked.measure:
             examination.disks(ssh, able, facts, step)
-            examination.links(ssh, cluster.main, able, facts, wanted.worker_ports, step)
+            examination.links(ssh, cluster.main, able, facts, step)
     results = run_checks(Machine(HERE, Place.LAUNCHER, wanted, own, others=facts))
     for host in cluster.hosts:
         results += _of_host(host, answers[host.address], wanted, facts, asked.measure)

@@ -21,7 +21,7 @@ from scheduler.errors import HostError
 ON_HOST = Path(__file__).with_name("on_host.py")
 FILE_BYTES, READ_S = 128 << 20, 2.0
 """How much is written to measure a disk without a store, and how long is read."""
-EXAMINE_S, DISK_S, LINK_S, PORTS_S = 90.0, 30.0, 40.0, 20.0
+EXAMINE_S, DISK_S, LINK_S = 90.0, 30.0, 40.0
 VERIFY_LEAST_S, VERIFY_RATE = 120.0, 20e6
 """Seconds for `--deep`, and further ones for the bytes of the store at that rate."""
 HOST_COMMANDS = ("rsync", "make", "timeout")
@@ -80,6 +80,7 @@ def here(stores: Path, keys: list[str], measure: bool, step: Step) -> Facts:
     facts = {"python": ".".join(map(str, sys.version_info[:3])), "skew_s": 0.0, **_or_unknown(facts)}
     step("this machine", 1, steps)
     asked = {"keys": keys, "python": sys.executable, "commands": HERE_COMMANDS, "folder": str(stores), "always": True}
+    asked |= {"address": "127.0.0.1", "ports": []}
     facts |= _or_unknown(known_or_fault(lambda: ask_here(ON_HOST, "examine", EXAMINE_S, asked)))
     step("this machine", 2, steps)
     if measure:
@@ -94,9 +95,11 @@ def _or_unknown(found: Facts) -> Facts:
     return {"unknown": found["fault"]} if "fault" in found else found
 
 
-def hosts(ssh: Ssh, asked: list[Host], step: Step) -> dict[str, Facts | HostError]:
-    """The facts of every host that answers, and the errors of the others, by address. All at once."""
+def hosts(ssh: Ssh, asked: list[Host], ports: range, step: Step) -> dict[str, Facts | HostError]:
+    """The facts of every host that answers, and the errors of the others, by address. All at once.
+    `ports`: of Ray's processes."""
     question = {
+        "ports": list(ports),
         "keys": ["~/odmoe/keys"],
         "python": "~/odmoe/venv/bin/python",
         "always": False,
@@ -107,7 +110,11 @@ def hosts(ssh: Ssh, asked: list[Host], step: Step) -> dict[str, Facts | HostErro
     def one(host: Host) -> Facts:
         facts = probe(ssh, host)
         if len(facts) > LEAST_FACTS:  # its Python is not too old
-            facts |= _or_unknown(known_or_fault(lambda: ask(ssh, host, "examine", EXAMINE_S, question, ON_HOST)))
+            facts |= _or_unknown(
+                known_or_fault(
+                    lambda: ask(ssh, host, "examine", EXAMINE_S, {**question, "address": host.address}, ON_HOST)
+                )
+            )
         return facts
 
     return _each(ssh, asked, one, "hosts", step)
@@ -153,28 +160,25 @@ def _machine(facts: Facts) -> str:
     return str(facts.get("home_id", "")).partition(":")[0] or str(facts.get("addresses"))
 
 
-def links(ssh: Ssh, main: Host, asked: list[Host], facts: dict[str, Facts], ports: range, step: Step) -> None:
+def links(ssh: Ssh, main: Host, asked: list[Host], facts: dict[str, Facts], step: Step) -> None:
     """Measure the link between the main host and each other one, one after the other: add `link` to the facts of the
-    latter. Of `ports`, which a firewall lets through, a free one is used."""
+    latter. A free one of Ray's ports is used, which a firewall lets through."""
     others = [host for host in asked if host.address != main.address]
     for number, host in enumerate(others):
         step("links", number, len(others))
-        facts[host.address]["link"] = (
-            known_or_fault(partial(_link, ssh, main, host, ports))
-            if main.address in facts
-            else {"fault": "the main host does not answer"}
-        )
+        port = facts[host.address].get("free_port")
+        if main.address not in facts:
+            facts[host.address]["link"] = {"fault": "the main host does not answer"}
+        elif port is None:
+            facts[host.address]["link"] = {"fault": "none of Ray's ports is free there"}
+        else:
+            facts[host.address]["link"] = known_or_fault(partial(_link, ssh, main, host, port))
     step("links", len(others), len(others))
 
 
-def _link(ssh: Ssh, main: Host, host: Host, ports: range) -> Facts:
+def _link(ssh: Ssh, main: Host, host: Host, port: int) -> Facts:
     """Raises HostError."""
-    place = {"address": host.address, "ports": list(ports)}
-    taken = ask(ssh, host, "ports", PORTS_S, place, ON_HOST)
-    free = next((port for port in ports if str(port) not in taken), None)
-    if free is None:
-        return {"fault": f"of the ports {ports.start} to {ports.stop - 1} none is free there"}
-    asked = {"address": host.address, "port": free, "token": secrets.token_hex(16)}
+    asked = {"address": host.address, "port": port, "token": secrets.token_hex(16)}
     with ThreadPoolExecutor(1) as pool:
         other_end = pool.submit(ask, ssh, host, "sink", LINK_S, asked, ON_HOST)
         found = ask(ssh, main, "link", LINK_S, asked, ON_HOST)

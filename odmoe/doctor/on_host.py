@@ -170,9 +170,19 @@ def commands(names):
     return {name: shutil.which(name) for name in names}
 
 
+def free_port(address, ports):
+    """The first at which something can listen, or None."""
+    for port in ports:
+        with contextlib.closing(socket.socket()) as trial, contextlib.suppress(OSError):
+            trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            trial.bind((address, port))
+            return port
+    return None
+
+
 def examine(asked):
     """`asked`: {"keys": folders of keys, "python": interpreter with torch, "always": import it without a GPU,
-    too, "commands": names, "folder": of stores}."""
+    too, "commands": names, "folder": of stores, "address" and "ports": to choose a free one of}."""
     home = os.path.expanduser("~")
     keys = [folder.replace("~", home, 1) for folder in asked["keys"]]
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -184,6 +194,7 @@ def examine(asked):
         "secrets": secrets(keys),
         "certificates": [read(os.path.join(folder, name)) for folder in keys for name in ("node.pem", "ca.pem")],
         "kernel": kernel(),
+        "free_port": free_port(asked["address"], asked["ports"]),
         "free": disk_free(asked["folder"].replace("~", home, 1)),
         "commands": commands(asked["commands"]),
         "library": library(asked["python"].replace("~", home, 1)) if has_gpu() or asked["always"] else None,
@@ -341,20 +352,7 @@ def exactly(link, count):
     return found
 
 
-def ports(asked):
-    """{port: why it cannot be listened at} of those at an address."""
-    found = {}
-    for port in asked["ports"]:
-        with contextlib.closing(socket.socket()) as trial:
-            trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                trial.bind((asked["address"], port))
-            except OSError as error:
-                found[port] = error.strerror
-    return found
-
-
-ACTIONS = {action.__name__: action for action in (examine, disk, sink, link, ports)}
+ACTIONS = {action.__name__: action for action in (examine, disk, sink, link)}
 
 if __name__ == "__main__":
     print(json.dumps(ACTIONS[sys.argv[1]](json.loads(sys.argv[2]) if sys.argv[2:] else {})))
