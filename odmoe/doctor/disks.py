@@ -14,8 +14,11 @@ SLOW = 150e6
 """Bytes a second of a hard disk or a memory card: an SSD reads more."""
 UNUSABLE = 0.2
 """Tokens a second with nothing in memory, below which nobody waits for an answer."""
-LAG = 0.5
-"""A disk or a link is slow beside those of other hosts if it reaches this share of their median."""
+LAG = 1 / 3
+"""A disk or a link is slow beside those of other hosts if it reaches less than this share of their median."""
+SAME_SIZE = 0.1
+"""A host's store is taken for the model's if its size differs by no more than this share from what is needed: its name
+follows from the weights, which are not read here."""
 
 
 def folders(machine: Machine) -> Finding:
@@ -27,7 +30,8 @@ def folders(machine: Machine) -> Finding:
 def room(machine: Machine) -> Finding:
     """Free bytes where the store is, or will be."""
     free, needs = machine.known("free"), machine.wanted.needs
-    there = any(not store["fault"] for store in (machine.facts.get("stores") or {}).values())
+    stores = [store for store in (machine.facts.get("stores") or {}).values() if not store["fault"]]
+    there = needs is not None and any(abs(store["bytes"] / needs.store - 1) < SAME_SIZE for store in stores)
     text = f"{megabytes(free)} free"
     needed = SPARE
     if needs is not None and not there:
@@ -35,7 +39,7 @@ def room(machine: Machine) -> Finding:
         needed += ENVIRONMENT_BYTES if machine.place is Place.HOST and machine.facts.get("venv") is None else 0
         text = f"{text}, {megabytes(needed)} needed for the store"
     if free < needed:
-        return Finding(State.FAILURE, text if needs else f"{text}: the disk is full")
+        return Finding(State.FAILURE, f"{text}: the disk is full" if free < SPARE else text)
     return Finding(State.OK, text)
 
 
@@ -50,7 +54,7 @@ def speed(machine: Machine) -> Finding:
         return Finding(State.OK, text)  # it loads no experts
     if needs is not None:
         most = (rate + sum(others)) / needs.token
-        text = f"{text}: enough for {most:.2g} tokens/s with no expert in memory"
+        text = f"{text}: enough for {_tokens(most)} tokens/s with no expert in memory"
         if most < UNUSABLE:
             return Finding(State.WARNING, text)
     if rate < SLOW:
@@ -58,6 +62,10 @@ def speed(machine: Machine) -> Finding:
     if others and rate < LAG * statistics.median(others):
         return Finding(State.WARNING, f"{text}; other workers' disks reach {statistics.median(others) / 1e9:.2f} GB/s")
     return Finding(State.OK, text)
+
+
+def _tokens(rate: float) -> str:
+    return f"{rate:.2g}" if rate < 10 else f"{rate:,.0f}"
 
 
 def store(machine: Machine) -> Finding:

@@ -23,6 +23,7 @@ from odmoe.machines.ssh import Ssh
 from odmoe.machines.table import cause as cause_of
 from odmoe.stores import cache_dir, uses_dir
 from scheduler.errors import ConfigError, HostError
+from scheduler.planning.scaling import SHADOW_BYTES
 
 HERE = "this machine"
 NODES = 8
@@ -75,6 +76,8 @@ def examine(asked: Asked, step: Step) -> Report:
     result."""
     cluster = None if asked.cluster is None else read_cluster_file(asked.cluster)
     workers = NODES if cluster is None else len(cluster.hosts_of("worker_node"))
+    if asked.shadow not in (schemes := [*SHADOW_BYTES, "none"]):
+        raise ConfigError(f"--shadow is {asked.shadow!r}; allowed: {', '.join(schemes)}")
     needs = needs_of(asked.model, asked.shadow, workers) if asked.model else None
     wanted = _wanted(cluster, needs)
     results = _alone(asked, wanted, step) if cluster is None else _cluster(asked, cluster, wanted, step)
@@ -87,11 +90,7 @@ def _alone(asked: Asked, wanted: Wanted, step: Step) -> list[Result]:
     stores = stores_here(folder, asked.model)
     facts["stores"] = {store.name: found for store, found in stores.items()}
     if asked.deep:
-        facts["verified"] = {
-            store.name: examination.verify_here(store, found["bytes"])
-            for store, found in stores.items()
-            if not found["fault"]
-        }
+        facts |= examination.verify_all(stores, step)
     return run_checks(Machine(HERE, Place.ALONE, wanted, facts))
 
 
@@ -109,9 +108,10 @@ def stores_here(folder: Path, model: str) -> dict[Path, Facts]:
 def _is_of(store: Path, model: str) -> bool:
     """Whether the store was used for this model last."""
     try:
-        return bool(json.loads((uses_dir() / store.name).read_text()).get("model") == model)
-    except (OSError, ValueError, AttributeError):
+        used = str(json.loads((uses_dir() / store.name).read_text())["model"])
+    except (OSError, ValueError, KeyError, TypeError):
         return False
+    return used == model or Path(used).expanduser().resolve() == Path(model).expanduser().resolve()
 
 
 def _cluster(asked: Asked, cluster: ClusterFile, wanted: Wanted, step: Step) -> list[Result]:

@@ -186,10 +186,19 @@ def _link(ssh: Ssh, main: Host, host: Host, port: int) -> Facts:
     return {"fault": told["fault"]} if "fault" in told and "blocked" not in found else found
 
 
-def verify_here(store: Path, size: int) -> str:
-    """Why a store of this machine is not whole, after all of it was read; empty if it is. Raises HostError."""
-    words = [sys.executable, "-c", VERIFY, str(store)]
-    return str(_run_here(words, f"reading {store.name}", _verify_s(size))["why"])
+def verify_all(stores: dict[Path, Facts], step: Step) -> Facts:
+    """Read every byte of stores of this machine: {"verified": why each is not whole, or nothing}, or {"verify_fault":
+    why they could not be read}."""
+    whole = {store: found["bytes"] for store, found in stores.items() if not found["fault"]}
+    verified = {}
+    for number, (store, size) in enumerate(whole.items()):
+        step("stores", number, len(whole))
+        words = [sys.executable, "-c", VERIFY, str(store)]
+        found = known_or_fault(partial(_run_here, words, f"reading {store.name}", _verify_s(size)))
+        if "fault" in found:
+            return {"verify_fault": found["fault"]}
+        verified[store.name] = str(found["why"])
+    return {"verified": verified}
 
 
 def verify_stores(ssh: Ssh, asked: list[Host], facts: dict[str, Facts], step: Step) -> None:

@@ -125,7 +125,11 @@ def _alone(free: int, text: str, roles: dict[str, int], shadow: str) -> Finding:
             f"for the shadow ({shadow}), {megabytes(roles['shadow_node'])} more",
             "give --system lrfu-prefetch, which has no shadow",
         )
-    return Finding(State.OK, f"{text}, {megabytes(whole)} needed with the shadow ({shadow})")
+    return Finding(State.OK, f"{text}, {megabytes(whole)} needed, {_shadow_text(shadow)}")
+
+
+def _shadow_text(shadow: str) -> str:
+    return "without a shadow" if shadow == "none" else f"with the shadow ({shadow})"
 
 
 def container(machine: Machine) -> Finding:

@@ -61,7 +61,7 @@ def _run(check: Check, machine: Machine) -> Result:
         found = check.run(machine)
     except NotKnownError as error:
         found = Finding(State.UNKNOWN, str(error), "")
-    except (KeyError, TypeError, ValueError, AttributeError) as error:  # an answer of another shape
+    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:  # an answer of another shape
         found = Finding(State.UNKNOWN, f"its answer cannot be read ({error!r})", "")
     good = found.state in (State.OK, State.UNKNOWN)
     return Result(check.name, machine.name, found.state, found.value, "" if good else found.cure or check.cure)

@@ -15,7 +15,8 @@ from odmoe.terminal import count_text
 from scheduler.one_line import one_line
 
 STYLES = {State.OK: "green", State.WARNING: "yellow", State.FAILURE: "bold red", State.UNKNOWN: "dim"}
-STATE_WIDTH, NAME_WIDTH = 11, 13
+LABELS = {State.UNKNOWN: "-"}
+STATE_WIDTH, NAME_WIDTH = 7, 12
 WHOLE = 10_000
 """Width of a line that is not wrapped: of a pipe or a file."""
 
@@ -41,9 +42,11 @@ def _title(host: str, shortened: bool, right: int, unseen: int) -> Text:
 
 
 def _print_result(result: Result, console: Console) -> None:
-    lead = f"  {result.state.value:<{STATE_WIDTH}}  {result.name:<{NAME_WIDTH}} "
+    state = LABELS.get(result.state, result.state.value)
+    lead = f"  {state:<{STATE_WIDTH}}  {result.name:<{NAME_WIDTH}} "
+    value = f"not checked: {result.value}" if result.state is State.UNKNOWN else result.value
     room = max(30, console.width - len(lead) - 1) if console.is_terminal else WHOLE
-    lines = textwrap.wrap(one_line(result.value, WHOLE), room, break_on_hyphens=False) or [""]
+    lines = textwrap.wrap(one_line(value, WHOLE), room, break_on_hyphens=False) or [""]
     cure = textwrap.wrap(f"> {one_line(result.cure, WHOLE)}", room, break_on_hyphens=False) if result.cure else []
     for number, line in enumerate([*lines, *cure]):
         text = Text(lead if number == 0 else " " * len(lead))
