@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import secrets
+import shlex
 import subprocess
 import sys
 from collections.abc import Callable
@@ -33,11 +34,14 @@ import json, sys
 from pathlib import Path
 from checkpoint.store import ExpertStore
 from scheduler.errors import ODMoEError
-try:
-    ExpertStore.open(Path(sys.argv[1])).verify()
-    print(json.dumps({"why": ""}))
-except ODMoEError as error:
-    print(json.dumps({"why": str(error)}))
+found = {}
+for store in map(Path, sys.argv[1:]):
+    try:
+        ExpertStore.open(store).verify()
+        found[store.name] = ""
+    except ODMoEError as error:
+        found[store.name] = str(error)
+print(json.dumps({"stores": found}))
 """
 
 Facts = dict[str, Any]
@@ -190,36 +194,31 @@ def verify_all(stores: dict[Path, Facts], step: Step) -> Facts:
     """Read every byte of stores of this machine: {"verified": why each is not whole, or nothing}, or {"verify_fault":
     why they could not be read}."""
     whole = {store: found["bytes"] for store, found in stores.items() if not found["fault"]}
-    verified = {}
-    for number, (store, size) in enumerate(whole.items()):
-        step("stores", number, len(whole))
-        words = [sys.executable, "-c", VERIFY, str(store)]
-        found = known_or_fault(partial(_run_here, words, f"reading {store.name}", _verify_s(size)))
-        if "fault" in found:
-            return {"verify_fault": found["fault"]}
-        verified[store.name] = str(found["why"])
-    return {"verified": verified}
+    step("stores", 0, 1)
+    words = [sys.executable, "-c", VERIFY, *map(str, whole)]
+    found = known_or_fault(lambda: _run_here(words, "reading the stores", _verify_s(sum(whole.values()))))
+    step("stores", 1, 1)
+    return _verified(found)
+
+
+def _verified(found: Facts) -> Facts:
+    return {"verify_fault": found["fault"]} if "fault" in found else {"verified": found["stores"]}
 
 
 def verify_stores(ssh: Ssh, asked: list[Host], facts: dict[str, Facts], step: Step) -> None:
-    """Read every byte of the hosts' stores, with the code there: add `verified` to their facts, by store."""
+    """Read every byte of the hosts' stores, with the code there: add what `verify_all` returns to their facts."""
 
     def one(host: Host) -> Facts:
-        found = {}
-        for name, store in (facts[host.address].get("stores") or {}).items():
-            if not store["fault"]:
-                found[name] = _verify(ssh, host, name, store["bytes"])
-        return found
+        stores = facts[host.address].get("stores") or {}
+        whole = {name: store["bytes"] for name, store in stores.items() if not store["fault"]}
+        if not whole:
+            return {"stores": {}}
+        paths = " ".join(f"~/odmoe/stores/{shlex.quote(name)}" for name in whole)
+        command = f". ~/odmoe/code/env.sh && python - {paths}"  # HostError where there is no code yet
+        return last_object(ssh.run(host, command, _verify_s(sum(whole.values())), VERIFY.encode()))
 
     for address, found in _each(ssh, asked, lambda host: known_or_fault(lambda: one(host)), "stores", step).items():
-        key = "verify_fault" if "fault" in found else "verified"
-        facts[address][key] = found.get("fault", found)
-
-
-def _verify(ssh: Ssh, host: Host, name: str, size: int) -> str:
-    """Raises HostError where it has no code or environment yet."""
-    command = f". ~/odmoe/code/env.sh && python - ~/odmoe/stores/{name}"
-    return str(last_object(ssh.run(host, command, _verify_s(size), VERIFY.encode()))["why"])
+        facts[address] |= _verified(found)
 
 
 def _verify_s(size: int) -> float:
