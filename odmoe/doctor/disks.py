@@ -35,9 +35,10 @@ def room(machine: Machine) -> Finding:
     text = f"{megabytes(free)} free"
     needed = SPARE
     if needs is not None and not there:
-        needed += needs.store
+        download = needs.download if machine.host is None else 0
+        needed += needs.store + download
         needed += ENVIRONMENT_BYTES if machine.place is Place.HOST and machine.facts.get("venv") is None else 0
-        text = f"{text}, {megabytes(needed)} needed for the store"
+        text = f"{text}, {megabytes(needed)} needed for the {'download and the ' if download else ''}store"
     if free < needed:
         return Finding(State.FAILURE, f"{text}: the disk is full" if free < SPARE else text)
     return Finding(State.OK, text)
@@ -54,7 +55,7 @@ def speed(machine: Machine) -> Finding:
         return Finding(State.OK, text)  # it loads no experts
     if needs is not None:
         most = (rate + sum(others)) / needs.token
-        text = f"{text}: enough for {_tokens(most)} tokens/s with no expert in memory"
+        text = f"{text}: enough for {_tokens(most)} tokens/s with no expert kept in memory"
         if most < UNUSABLE:
             return Finding(State.WARNING, text)
     if rate < SLOW:

@@ -150,10 +150,11 @@ def _of_host(
 
 
 def _wanted(cluster: ClusterFile | None, needs: Needs | None) -> Wanted:
-    versions, code = _or_nothing(pinned_versions, {}), _or_nothing(code_digest, "")
+    versions: dict[str, str] = _or_nothing(lambda: pinned_versions(), {})
+    code = _or_nothing(code_digest, "")
     required = Requirements(versions)
     if cluster is not None:
-        ports = _or_nothing(lambda: ports_of(cluster.path), {})
+        ports: dict[str, list[int]] = _or_nothing(lambda: ports_of(cluster.path), {})
         required = Requirements(versions, ports=ports, cluster_id=cluster_id(cluster_dir(cluster.name)))
     worker = worker_ports(cluster.path) if cluster else range(0)
     return Wanted(required, needs, cluster, code, _packages(versions), worker)

@@ -213,8 +213,10 @@ def verify_stores(ssh: Ssh, asked: list[Host], facts: dict[str, Facts], step: St
         whole = {name: store["bytes"] for name, store in stores.items() if not store["fault"]}
         if not whole:
             return {"stores": {}}
+        if not facts[host.address].get("code"):
+            return {"fault": "our code, which would read it, is not there yet; odmoe up brings it"}
         paths = " ".join(f"~/odmoe/stores/{shlex.quote(name)}" for name in whole)
-        command = f". ~/odmoe/code/env.sh && python - {paths}"  # HostError where there is no code yet
+        command = f". ~/odmoe/code/env.sh && python - {paths}"
         return last_object(ssh.run(host, command, _verify_s(sum(whole.values())), VERIFY.encode()))
 
     for address, found in _each(ssh, asked, lambda host: known_or_fault(lambda: one(host)), "stores", step).items():

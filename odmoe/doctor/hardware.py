@@ -23,7 +23,7 @@ def processor(machine: Machine) -> Finding:
     """Its instruction sets, and whether they are those of the main host."""
     found = machine.known("processor")
     sets = _sets(found)
-    text = f"{found['name']}; {', '.join(sets) or 'no vector instructions that are used'}"
+    text = f"{found['name']}; {', '.join(sets) or 'none of AVX2, AVX-512 and AMX'}"
     main = (machine.main or {}).get("processor") if machine.host else None
     if main is None:
         slow = found["machine"] == "x86_64" and "avx2" not in found["flags"]
@@ -121,9 +121,9 @@ def _alone(free: int, text: str, roles: dict[str, int], shadow: str) -> Finding:
     if free < whole:
         return Finding(
             State.WARNING,
-            f"{text}: enough for the model, which needs {megabytes(least)} and more for a cache of experts, but not "
-            f"for the shadow ({shadow}), {megabytes(roles['shadow_node'])} more",
-            "give --system lrfu-prefetch, which has no shadow",
+            f"{text}: enough for the model ({megabytes(least)}, and more to keep experts), but not for its shadow, the "
+            f"copy that predicts ({megabytes(roles['shadow_node'])} more in {shadow})",
+            "run it without a shadow: --system lrfu-prefetch",
         )
     return Finding(State.OK, f"{text}, {megabytes(whole)} needed, {_shadow_text(shadow)}")
 

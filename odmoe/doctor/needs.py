@@ -13,11 +13,13 @@ RAY_BYTES = 830_000_000
 @dataclass(frozen=True, slots=True)
 class Needs:
     """Bytes. `memory`: by role in the cluster file, with one expert a worker. `store`: of the disk of every machine.
-    `token`: of the experts of one token, which are loaded if none is in memory."""
+    `download`: about as much more here, if the weights are not here yet. `token`: of the experts of one token, which
+    are loaded if none is in memory."""
 
     model: str
     memory: dict[str, int]
     store: int
+    download: int
     token: int
     shadow: str
 
@@ -38,7 +40,16 @@ def needs_of(model: str, shadow: str, workers: int) -> Needs:
     return Needs(
         model,
         {"main_node": roles["main"], "shadow_node": roles["shadow"], "worker_node": roles["worker"]},
-        size.dense_bytes + size.store_bytes,
+        store := size.dense_bytes + size.store_bytes,
+        0 if _has_weights(model) else store,
         size.layers * size.top_k * size.expert_bytes,
         shadow,
     )
+
+
+def _has_weights(model: str) -> bool:
+    """Whether more of it is here than its configuration."""
+    from checkpoint.hub import find_model
+
+    path = find_model(model, ["config.json"])
+    return path.suffix == ".gguf" or any(path.glob("*.safetensors")) or (path / "manifest.json").is_file()

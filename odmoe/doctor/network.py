@@ -7,6 +7,7 @@ import statistics
 from odmoe.doctor.disks import LAG
 from odmoe.doctor.machine import Finding, Machine, Place, State
 from odmoe.doctor.software import first_of
+from odmoe.machines.owners.ownership import same_machine
 from odmoe.machines.preflight import SKEW_S, address_faults, clock_faults, port_faults
 
 SLOW = 300e6
@@ -41,9 +42,15 @@ def _rate(bits: float) -> str:
 
 
 def address(machine: Machine) -> Finding:
+    """Whether it is the host's own, and no other host of the file is the same machine."""
     machine.known("addresses")
-    if machine.host is None:
+    if machine.host is None or machine.wanted.cluster is None:
         return Finding(State.OK, "")
+    names = {host.address: host.name for host in machine.wanted.cluster.hosts}
+    for first, second in same_machine(machine.others):
+        if second == machine.host.address:
+            cure = "every node needs a host of its own: remove one of the two"
+            return Finding(State.FAILURE, f"it is the same machine as {names[first]} ({first})", cure)
     return first_of(list(address_faults(machine.host, machine.facts)), machine.host.address)
 
 
@@ -63,6 +70,8 @@ def ports(machine: Machine) -> Finding:
     if taken:
         named = ", ".join(f"{port} by {listening[port]}" for port in taken[:3])
         return Finding(State.WARNING, f"of Ray's ports some are taken: {named}")
+    if not wanted:
+        return Finding(State.UNKNOWN, "the cluster file has no start commands, which name them")
     return Finding(State.OK, f"{', '.join(map(str, wanted))} are free, or the cluster's own")
 
 

@@ -20,15 +20,17 @@ def certificates(machine: Machine) -> Finding:
     ends = []
     for subject, begin, end in _dates(texts):
         if end < now:
-            return Finding(State.FAILURE, f"that of {subject} expired on {end:%Y-%m-%d}")
+            return Finding(State.FAILURE, f"the certificate of {subject} expired on {end:%Y-%m-%d}")
         if begin > now:
-            return Finding(State.FAILURE, f"that of {subject} holds from {begin:%Y-%m-%d} on: is the clock right?")
+            return Finding(
+                State.FAILURE, f"the certificate of {subject} holds from {begin:%Y-%m-%d} on: is the clock right?"
+            )
         ends.append((end, subject))
     if not ends:
         return Finding(State.FAILURE, "cannot be read")
     end, subject = min(ends)
     if end < now + SOON:
-        return Finding(State.WARNING, f"that of {subject} expires on {end:%Y-%m-%d}")
+        return Finding(State.WARNING, f"the certificate of {subject} expires on {end:%Y-%m-%d}")
     return Finding(State.OK, f"valid until {end:%Y-%m-%d}")
 
 

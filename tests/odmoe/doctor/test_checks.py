@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -72,7 +73,7 @@ WANTED = Wanted(
     code="abc",
     worker_ports=range(6400, 6500),
 )
-NEEDS = Needs("m", {"main_node": 4 * GB, "shadow_node": 12 * GB, "worker_node": GB}, 20 * GB, 2 * GB, "int8")
+NEEDS = Needs("m", {"main_node": 4 * GB, "shadow_node": 12 * GB, "worker_node": GB}, 20 * GB, 0, 2 * GB, "int8")
 
 
 def with_facts(path: str, value: Any) -> dict[str, Any]:
@@ -184,6 +185,22 @@ def test_one_machine_without_room_for_a_shadow_is_told_which_system_has_none() -
     found = examined(facts, NEEDS, Place.ALONE)["memory"]
     assert (found.state, "lrfu-prefetch" in found.cure) == (State.WARNING, True)
     assert examined(with_facts("ram.available", 4 * GB), NEEDS, Place.ALONE)["memory"].state is State.FAILURE
+
+
+def test_a_model_that_is_not_here_yet_needs_room_for_its_download() -> None:
+    needs = replace(NEEDS, download=20 * GB)
+    facts = SOUND | {"free": 30 * GB, "stores": {}}
+    assert examined(facts, NEEDS, Place.ALONE)["disk room"].state is State.OK
+    found = examined(facts, needs, Place.ALONE)["disk room"]
+    assert (found.state, "needed for the download and the store" in found.value) == (State.FAILURE, True)
+
+
+def test_two_addresses_of_one_machine() -> None:
+    found = examined(SOUND | {"home_id": "b:1:2"})["address"]
+    assert found.state is State.OK
+    others = {one.address: SOUND | {"home_id": "b:1:2"} for one in HOSTS[:2]}
+    found = {one.name: one for one in run_checks(Machine("m", Place.HOST, WANTED, SOUND, HOSTS[1], others))}["address"]
+    assert (found.state, found.value) == (State.FAILURE, "it is the same machine as main (10.0.0.11)")
 
 
 def test_a_launching_machine_whose_own_clock_is_wrong() -> None:

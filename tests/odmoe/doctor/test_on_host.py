@@ -81,8 +81,10 @@ def sink(token: str) -> Iterator[dict[str, Any]]:
         asked = {"address": "127.0.0.1", "port": probe.getsockname()[1], "token": token}
     words = [sys.executable, str(ON_HOST), "sink", json.dumps(asked)]
     with subprocess.Popen(words, stdout=subprocess.PIPE) as process:
-        yield asked
-        process.kill()
+        try:
+            yield asked
+        finally:
+            process.kill()
 
 
 def test_a_link_is_measured_both_ways() -> None:

@@ -138,9 +138,11 @@ def listener(bed: Bed, host: str) -> Iterator[None]:
     script = f"exec python3 -c {shlex.quote(listen)}"
     with subprocess.Popen(bed.inside(host, script), stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
-        process.stdout.readline()
-        yield
-        process.kill()
+        try:
+            process.stdout.readline()
+            yield
+        finally:
+            process.kill()
 
 
 def plant(bed: Bed, tmp_path: Path) -> None:
@@ -168,7 +170,7 @@ PLANTED = [
     ("worker-0", "clock", "failure", r"clock is (89|9\d) s ahead", "timedatectl set-ntp true"),
     ("worker-1", "disk room", "failure", r"0.0 MB free", "odmoe host-stores"),
     ("worker-2", "packages", "failure", r"ray 2.40.0 \(wanted", "remove ~/odmoe/venv there"),
-    ("worker-3", "certificates", "failure", r"that of a node expired on 20\d\d", "odmoe up copies them"),
+    ("worker-3", "certificates", "failure", r"the certificate of a node expired on 20\d\d", "odmoe up copies them"),
     (SLOW, "link", "warning", r"\d Mbit/s from the main host, .*slow; other hosts reach", "cable of 1 Gbit/s"),
     ("worker-5", "store", "failure", rf"missing: {STORE}", "-m MODEL copies it again"),
     (DOWN, "ssh", "failure", r"does not answer ssh; nothing else", "its cable is in"),
