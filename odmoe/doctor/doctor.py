@@ -118,7 +118,13 @@ def _cluster(asked: Asked, cluster: ClusterFile, wanted: Wanted, step: Step) -> 
     folder = cluster_dir(cluster.name)
     keys = [str(folder), *(str(folder / host.address) for host in cluster.hosts)]
     own = examination.here(cache_dir() / "stores", keys, False, step)
-    with Ssh.for_cluster(cluster, folder) as ssh:
+    try:
+        connections = Ssh.for_cluster(cluster, folder)
+    except ConfigError as error:  # there is no key
+        cause, _, cure = str(error).partition("; ")
+        own_results = run_checks(Machine(HERE, Place.LAUNCHER, wanted, own))
+        return [*own_results, Result("ssh", HERE, State.FAILURE, f"{cause}; no host was checked", cure)]
+    with connections as ssh:
         answers = examination.hosts(ssh, list(cluster.hosts), wanted.worker_ports, step)
         facts = {address: found for address, found in answers.items() if not isinstance(found, HostError)}
         able = [host for host in cluster.hosts if len(facts.get(host.address, ())) > examination.LEAST_FACTS]

@@ -42,7 +42,7 @@ class Ssh:
         Raises ConfigError if `key` does not exist.
         """
         if key is not None and not key.is_file():
-            raise ConfigError(f"the ssh key {key} is not there; make one: ssh-keygen -t ed25519 -f {key}")
+            raise ConfigError(f"the ssh key {key} is not there; make one: ssh-keygen -t ed25519 -N '' -f {key}")
         self.door = Door(user, key, known_hosts, port or PORT)
         self._running: set[subprocess.Popen[bytes]] = set()
         self._changing = threading.Lock()

@@ -16,14 +16,16 @@ from odmoe.doctor.table import CHECKS
 from odmoe.stores import prepare_store
 from scheduler.errors import HostError
 from support.machines.cli import CommandLine, check_one_line
+from support.machines.ssh_hosts import write_cluster_file
 from support.models.tiny_mixtral import save_tiny_mixtral
 from support.paths import DEMO, ROOT
 
 
-def test_a_machine_that_answers_nothing_is_told_check_by_check(monkeypatch: pytest.MonkeyPatch) -> None:
-    def silent(*_: Any) -> Any:
-        raise HostError("facts took longer than 30 s")
+def silent(*_: Any) -> Any:
+    raise HostError("facts took longer than 30 s")
 
+
+def test_a_machine_that_answers_nothing_is_told_check_by_check(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(examination, "ask_here", silent)
     done = CommandLine()("doctor", "-m", str(DEMO))
     assert (done.code, done.err) == (0, "")
@@ -63,6 +65,16 @@ def test_a_byte_that_differs_is_found_by_deep_alone(tmp_path: Path) -> None:
     found = examination.verify_all(stores, lambda *_: None)["verified"]
     assert found["sound"] == ""
     assert layer.name in found["damaged"]
+
+
+def test_a_cluster_file_whose_ssh_key_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(examination, "ask_here", silent)
+    cluster = write_cluster_file(tmp_path, ("127.0.99.1", "127.0.99.2", "127.0.99.3"), tmp_path / "no-key")
+    done = CommandLine()("doctor", str(cluster.path), "--json")
+    found = json.loads(done.out)
+    assert (done.code, done.err, found["cluster"]) == (1, "", "odmoe-test")
+    assert found["checks"][-1]["state"] == "failure"
+    assert found["checks"][-1]["cure"] == f"make one: ssh-keygen -t ed25519 -N '' -f {tmp_path / 'no-key'}"
 
 
 def test_wrong_arguments() -> None:

@@ -197,4 +197,4 @@ def test_ten_faults_are_named_each_with_its_cure(bed: Bed, tmp_path: Path, monke
     planted = {(host, name) for host, name, *_ in PLANTED}
     failed = {place for place, one in found.items() if one["state"] == "failure"}
     assert failed <= planted, [found[place] for place in failed - planted]
-    assert took < 120
+    assert took < 240
