@@ -35,7 +35,9 @@ class SimulateSettings(SystemSettings):
     batch_dense: bool = again(
         Settings, "batch_dense", heading="Workload", about="Compute several requests' dense layers together"
     )
-    routes: str | None = setting(None, "a file", "Simulate the routes of a recording", heading="Workload", common=True)
+    routes: str | None = setting(
+        None, "a file", "Routes of a recording or a routing trace", heading="Workload", common=True
+    )
     route_model: str | None = one_of(
         None,
         ROUTE_MODELS,

@@ -10,10 +10,11 @@ from typing import NamedTuple
 from scheduler import types as t
 from scheduler.core.commands import Commands
 from scheduler.core.slots import SlotTable
-from scheduler.core.state import LayerVisit, Origin, State
+from scheduler.core.state import LayerVisit, Origin, SlotEntry, State
 from scheduler.core.visits import VisitTable
 from scheduler.core.workers import WorkerTable
 from scheduler.policies.importance import LayerImportance, importance_of
+from scheduler.policies.placement import Costs
 from scheduler.policies.precision import FULL
 from scheduler.policies.predictors.base import Forecast
 from scheduler.policies.routers import Chosen
@@ -218,8 +219,9 @@ class GateTable:
         return sorted(missed, key=lambda one: (-rows[one[1]], -score.get(one[1], 0.0), one[1]))
 
     def _host_computed(self, gates: list[Gate]) -> Collection[int]:
-        """The experts that a host place computes. Prefetches of them are cancelled."""
-        kept = self._slots.resident(gates[0].opened.id.layer)
+        """The experts that a host place computes. Prefetches of them are cancelled. A load in flight counts as a miss
+        if the host would have computed the expert before it ends: the gate would wait for it."""
+        kept, costs = self._slots.resident(gates[0].opened.id.layer), self._workers.costs
         here: RowCounts = {}
         missing: RowCounts = {}
         rows: Counter[int] = Counter()
@@ -227,13 +229,17 @@ class GateTable:
             rows.update(gate.rows)
         for expert in sorted(rows):
             demands = [demand for gate in gates if (demand := gate.opened.demands.get(expert)) is not None]
-            there = expert in kept or any(demand.entry is not None for demand in demands)
+            entry = next((demand.entry for demand in demands if demand.entry is not None), kept.get(expert))
+            there = entry is not None and self._left_s(entry, costs) <= costs.host_s(rows[expert])
             (here if there else missing)[expert] = rows[expert]
         prefilling = any(gate.opened.request.prefilling for gate in gates)
-        hosted = self._strategy.placement.host(missing, here, self._workers.costs, prefilling)
+        hosted = self._strategy.placement.host(missing, here, costs, prefilling)
         for gate in gates:
             for expert in hosted:
                 demand = gate.opened.demands.pop(expert, None)
                 if demand is not None:
                     self._slots.cancel(demand)
         return hosted
+
+    def _left_s(self, entry: SlotEntry, costs: Costs) -> float:
+        return self._state.workers[entry.worker].load_left_s(entry, costs.load_s, self._state.now)

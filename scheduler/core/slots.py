@@ -256,7 +256,7 @@ class SlotTable:
         entry.loaded = True
         del self._state.loads[entry.load_id]
         worker = self._state.workers[entry.worker]
-        worker.link.remove(entry)
+        worker.end_load(entry, self._state.now)
         if worker.queue and (worker.free or worker.idle or worker.queue[0].confirmed or self._state.step.absent):
             self._state.touched.add(entry.worker)
         for demand in list(entry.users):
@@ -278,7 +278,7 @@ class SlotTable:
         if worker.idle.get(entry.expert) is entry:
             del worker.idle[entry.expert]
         if self._state.loads.pop(entry.load_id, None) is not None:
-            worker.link.remove(entry)
+            worker.end_load(entry, self._state.now)
         worker.slots[entry.slot] = None
         heappush(worker.free, entry.slot)
         self._state.touched.add(entry.worker)
@@ -448,7 +448,7 @@ class SlotTable:
         entry = SlotEntry(number, slot, expert, load_id, keeps, request.stats, [demand], form)
         demand.start_load(entry)
         worker.slots[slot] = self._state.loads[load_id] = entry
-        worker.link.append(entry)
+        worker.append_load(entry, self._state.now)
         if keeps:
             self._state.kept[expert.layer][expert.expert] = entry
             self._end_warm_ups(expert)

@@ -290,6 +290,8 @@ class Worker:
     """Demands that are queued, most urgent first."""
     link: list[SlotEntry] = field(default_factory=list)
     """Loads in flight, in the order of their commands. The first is under way, the others wait for it."""
+    link_since: float = 0.0
+    """When the first of them came to be under way."""
     idle: dict[ExpertId, SlotEntry] = field(default_factory=dict)
     """Kept experts that no demand needs, the longest idle first."""
     hosted: dict[int, Demand] = field(default_factory=dict)
@@ -306,6 +308,24 @@ class Worker:
             queue.append(demand)
         else:
             bisect.insort(queue, demand, key=_rank)
+
+    def append_load(self, entry: SlotEntry, now: float) -> None:
+        """Its load is in flight, behind the others."""
+        if not self.link:
+            self.link_since = now
+        self.link.append(entry)
+
+    def load_left_s(self, entry: SlotEntry, load_s: float, now: float) -> float:
+        """Until the load of an expert on this worker ends, if each takes `load_s`; 0 where it has ended."""
+        if entry.loaded:
+            return 0.0
+        return max(0.0, self.link_since + load_s - now) + self.link.index(entry) * load_s
+
+    def end_load(self, entry: SlotEntry, now: float) -> None:
+        """Its load is over, or given up: if it was under way, the next one is now."""
+        if self.link[0] is entry:
+            self.link_since = now
+        self.link.remove(entry)
 
     def reorder(self) -> None:
         """The urgency of queued demands has changed."""

@@ -5,6 +5,7 @@ The fourth choice of a system. Which worker loads an expert is not a placement: 
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -35,7 +36,8 @@ class Placement(Protocol):
     ) -> Collection[int]:
         """The experts that the host computes. Both mappings are expert -> rows.
 
-        `missing`: experts that would have to be loaded. `resident`: experts in a slot or in flight.
+        `missing`: experts that would have to be loaded, or whose load in flight ends after the host would have
+        computed them. `resident`: the others.
         """
 
 
@@ -79,11 +81,10 @@ class PrefillPipeline:
 
 
 class Balance:
-    """The CPU-load balancer of importance (5.4, Algorithm 2): two pointers over the experts, sorted by rows.
+    """The CPU-load balancer of importance, by the objective that it states (5.4): min max(T_load, T_CPU).
 
-    While loading has taken no longer than the host so far, the expert with the most rows is loaded; else the one with
-    the fewest goes to the host. With l seconds for a load and c seconds for an expert on the host, max(loading, host)
-    exceeds the optimum by at most max(l - c of the last one loaded, c of the last one on the host - l, 0).
+    The loads take turns on one link and cost the same, so of all splits with k loads the best loads the k experts with
+    the most rows. So comparing the k = 0 ... n of them finds the optimum of all splits. Of equal ones the fewest loads.
 
     In prefill all experts go to the device, as in 4.1. Of equal rows the lower number counts as more. Assumed: a call
     on the host costs `host_call_s` besides its rows (printed: rows only).
@@ -95,21 +96,32 @@ class Balance:
         if prefill:
             return ()
         experts = sorted(missing, key=lambda e: (-missing[e], e))
-        return set(experts[two_pointers([costs.host_s(missing[e]) for e in experts], costs.load_s) :])
+        return set(experts[self._loads([costs.host_s(missing[e]) for e in experts], costs.load_s) :])
+
+    def _loads(self, host_s: Sequence[float], load_s: float) -> int:
+        """How many experts, from the first on, are loaded; the host computes the rest. `host_s`: seconds of each expert
+        on the host, descending."""
+        hosting = [*reversed(list(itertools.accumulate(reversed(host_s), initial=0.0)))]
+        return min(range(len(hosting)), key=lambda k: (max(k * load_s, hosting[k]), k))
 
 
-def two_pointers(host_s: Sequence[float], load_s: float) -> int:
-    """Algorithm 2 of importance: how many experts, from the first on, are loaded; the host computes the rest.
+class PrintedBalance(Balance):
+    """Algorithm 2 of importance as printed: two pointers over the experts, sorted by rows.
 
-    `host_s`: seconds of each expert on the host, descending.
+    While loading has taken no longer than the host so far, the expert with the most rows is loaded; else the one with
+    the fewest goes to the host. So a lone expert is always loaded. With l seconds for a load and c seconds for an
+    expert on the host, max(loading, host) exceeds the optimum by at most max(l - c of the last one loaded, c of the
+    last one on the host - l, 0).
     """
-    loading = hosting = 0.0
-    left, right = 0, len(host_s) - 1
-    while left <= right:
-        if loading <= hosting:
-            loading += load_s
-            left += 1
-        else:
-            hosting += host_s[right]
-            right -= 1
-    return left
+
+    def _loads(self, host_s: Sequence[float], load_s: float) -> int:
+        loading = hosting = 0.0
+        left, right = 0, len(host_s) - 1
+        while left <= right:
+            if loading <= hosting:
+                loading += load_s
+                left += 1
+            else:
+                hosting += host_s[right]
+                right -= 1
+        return left

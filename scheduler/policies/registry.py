@@ -11,7 +11,15 @@ from scheduler.alignment import AT_ONCE, LATE
 from scheduler.errors import ConfigError
 from scheduler.policies.baselines.hobbit import Mixed, Multidimensional, Stacked
 from scheduler.policies.baselines.mixtral_offloading import NextGate
-from scheduler.policies.placement import Balance, DeviceOnly, HostOnly, Placement, PrefillPipeline, ResidentOnly
+from scheduler.policies.placement import (
+    Balance,
+    DeviceOnly,
+    HostOnly,
+    Placement,
+    PrefillPipeline,
+    PrintedBalance,
+    ResidentOnly,
+)
 from scheduler.policies.precision import FULL, INT2, INT4, Full, Popular, Precision, Uniform
 from scheduler.policies.predictors.base import NoPrediction, Predictor, RandomPredictor
 from scheduler.policies.predictors.gate_based import CrossLayer, NextLayer
@@ -147,7 +155,8 @@ PLACEMENTS: dict[str, Choice[Placement]] = {
     "device": Choice("On the device, after a load", lambda shape, c: DeviceOnly()),
     "host": Choice("On the host", lambda shape, c: HostOnly()),
     "resident": Choice("Resident experts on the device, the others on the host", lambda shape, c: ResidentOnly()),
-    "balance": Choice("Balanced between device and host (Importance, Alg. 2)", lambda shape, c: Balance()),
+    "balance": Choice("Least maximum of loads and host (Importance, 5.4)", lambda shape, c: Balance()),
+    "balance-printed": Choice("The same by two pointers (its Alg. 2)", lambda shape, c: PrintedBalance()),
     "split": Choice("Split in prefill, then misses on the host (SMOE, Alg. 1)", lambda shape, c: PrefillPipeline()),
     "hybrid": Choice(
         "Greedy schedule of device and host (HybriMoE)", lambda shape, c: _from("baselines.hybrimoe").Hybrid()

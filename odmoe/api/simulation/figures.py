@@ -66,6 +66,7 @@ class Simulation:
     align_kv: int
     mini_batch: int | None
     seed: int
+    routes: str | None
     route_model: str | None
     prompt_tokens: list[int]
     tokens: list[int]
@@ -141,7 +142,8 @@ def figures_of(runs: list[Run], outcomes: list[Outcome], took_s: float, given: S
         align_kv=scenario.alignment.kv_period,
         mini_batch=scenario.mini_batch,
         seed=given.seed,
-        route_model=None if runs[0].measured else name_of(scenario.route_model),
+        routes=given.routes,
+        route_model=name_of(scenario.route_model) if given.routes is None else None,
         prompt_tokens=[arrival.prompt_tokens for arrival in arrivals],
         tokens=[arrival.tokens for arrival in arrivals],
         at_once=max(len(run.arrivals) for run in runs) if given.parallel is None else given.parallel,

@@ -25,7 +25,7 @@ from scheduler.simulation.scenario import RECALL, Scenario
 from scheduler.simulation.simulate import missing_scores
 from scheduler.simulation.workload import SAME_TOKEN
 from scheduler.timing.profile import Profile, find_profile
-from scheduler.types import WorkerJoined
+from scheduler.types import ModelShape, WorkerJoined
 
 _OF_ROUTES = ("route_model", "prompt_tokens", "layers", "experts", "top_k", "requests", "interval", "prefill_chunk")
 """Settings that a recording determines."""
@@ -44,7 +44,12 @@ class Run:
 
 def runs_of(given: SimulateSettings) -> list[Run]:
     """What is simulated together. Raises ConfigError."""
-    return _recorded_runs(given, Path(given.routes)) if given.routes is not None else [_random_run(given)]
+    if given.routes is None:
+        return [_random_run(given)]
+    from scheduler.simulation.routing_trace import find_trace  # NumPy is for these files alone
+
+    trace = find_trace(given.routes)
+    return _traced_runs(given, trace) if trace is not None else _recorded_runs(given, Path(given.routes))
 
 
 def _random_run(given: SimulateSettings) -> Run:
@@ -66,10 +71,54 @@ def _random_run(given: SimulateSettings) -> Run:
     if lacking := missing_scores(scenario.system, strategy_of(scenario.shape, scenario.system), arrivals[0].workload):
         flags = " ".join(f"{flag(name)} {getattr(given, name)}" for name in ("system", *CHOSEN) if given.is_given(name))
         raise ConfigError(
-            f"{lacking}, which only a recorded run has; record a run first: odmoe generate {flags} --record FILE ..., "
-            f"then odmoe simulate {flags} --routes FILE"
+            f"{lacking}, which only a recorded run has; give --routes many-moe, or record a run first: odmoe generate "
+            f"{flags} --record FILE ..., then odmoe simulate {flags} --routes FILE"
         )
     return Run(scenario, given.system, arrivals)
+
+
+def _traced_runs(given: SimulateSettings, file: Path) -> list[Run]:
+    """Every request of a routing trace, at the profile's times; all of them together with --parallel."""
+    from scheduler.simulation.routing_trace import read_trace, traced_workloads
+
+    for name in _OF_ROUTES:
+        if given.is_given(name):
+            raise ConfigError(f"{flag(name)} is given with --routes; {file} has its own value")
+    trace = read_trace(file)
+    profile = replace(find_profile(given.profile), layers=trace.layers, experts=trace.num_experts, top_k=trace.top_k)
+    check_experts(profile.layers, profile.experts)
+    system = _scenario(given, profile, None, 1, 1).system
+    shape = ModelShape(tuple(range(trace.layers)), trace.num_experts, trace.top_k)
+    workloads = traced_workloads(trace, strategy_of(shape, system).predictor.foresight)
+    together = [workloads] if given.parallel is not None else [[one] for one in workloads]
+    return [_traced_run(given, profile, group, file) for group in together]
+
+
+def _traced_run(given: SimulateSettings, profile: Profile, group: list[RecordedWorkload], file: Path) -> Run:
+    """Requests that are answered together. What a shadow predicts is drawn."""
+    for one in group:
+        one.acceptance = SAME_TOKEN if given.acceptance is None else given.acceptance
+        one.recall, one.seed = RECALL if given.recall is None else given.recall, given.seed
+    arrivals = _arrivals(given, group, file)
+    prompt, tokens = (max(getattr(one, name) for one in arrivals) for name in ("prompt_tokens", "tokens"))
+    scenario = _scenario(given, profile, None, prompt, tokens)
+    lacking = missing_scores(scenario.system, strategy_of(scenario.shape, scenario.system), group[0])
+    if lacking:
+        raise ConfigError(f"{lacking}, which {file} does not have; export a recording of a run with this policy")
+    return Run(scenario, given.system, arrivals)
+
+
+def _arrivals(given: SimulateSettings, group: list[RecordedWorkload], file: Path) -> list[Arrival]:
+    """Each joins the step that it joined then, unless --parallel is given. Raises ConfigError."""
+    arrivals = []
+    for one in group:
+        tokens = given.tokens if given.is_given("tokens") else one.tokens
+        if tokens > one.tokens:
+            raise ConfigError(
+                f"--tokens is {tokens}; allowed: 1 to {one.tokens}, as request {one.number} of {file} has"
+            )
+        arrivals.append(Arrival(one, one.prompt_tokens, tokens, step=one.step if given.parallel is None else 0))
+    return arrivals
 
 
 def _route_model(given: SimulateSettings, system: SystemConfig) -> RouteModel:
@@ -208,15 +257,9 @@ def _recorded_run(
 ) -> Run:
     """Requests that are answered together. Each joins the step that it joined then, unless --parallel is given.
     `drafted`: the file says of some drafts whether they were right."""
-    arrivals = []
     for one in group:
         one.recall, one.acceptance, one.seed = given.recall, given.acceptance, given.seed
-        tokens = given.tokens if given.is_given("tokens") else one.tokens
-        if tokens > one.tokens:
-            raise ConfigError(
-                f"--tokens is {tokens}; allowed: 1 to {one.tokens}, as request {one.number} of {file} has"
-            )
-        arrivals.append(Arrival(one, one.prompt_tokens, tokens, step=one.step if given.parallel is None else 0))
+    arrivals = _arrivals(given, group, file)
     prompt, tokens = (max(getattr(one, name) for one in arrivals) for name in ("prompt_tokens", "tokens"))
     scenario = _scenario(given, profile, recording, prompt, tokens)
     for one, arrival in zip(group, arrivals, strict=True):

@@ -53,6 +53,8 @@ def _rows(facts: dict[str, Any]) -> Iterator[tuple[str, str]]:
         config = SystemConfig(**{name: facts[name] for name in CHOSEN})
         yield "system", system_name(facts["system"], config)
     yield "model", f"{shape}; layer and load times are the profile's, for any shape"
+    if facts["routes"] is not None:
+        yield "routes", facts["routes"]
     if facts["route_model"] is not None:
         yield "routes", _ROUTES.get(facts["route_model"], f"drawn like those of models/{facts['route_model']}")
     slots = f"{facts['slots']} slot{'s' * (facts['slots'] > 1)} each"

@@ -159,7 +159,7 @@ def test_what_reads_scores_needs_a_recording_with_them(cli: CommandLine, system:
     answer = cli("simulate", "--system", system, "--tokens", "4")
     assert answer.code == 2
     advice = f"odmoe generate --system {system} --record FILE ..., then odmoe simulate --system {system} --routes FILE"
-    assert f"record a run first: {advice}\n" in answer.err
+    assert f"give --routes many-moe, or record a run first: {advice}\n" in answer.err
 
 
 def test_the_advice_has_the_flags_that_were_given(cli: CommandLine) -> None:

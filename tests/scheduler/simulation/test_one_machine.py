@@ -85,12 +85,16 @@ def test_the_host_takes_longer_for_more_rows() -> None:
 
 
 def test_both_beside_each_other() -> None:
-    """Algorithm 2 loads one and gives two to the host: 4 + max(10 + 1, 2 x 3)."""
-    outcome = run(ONE, placement="balance", host=True)
-    assert token_s(outcome) == pytest.approx(15.0)
-    assert (outcome.stats.decode_loads, outcome.stats.decode_host_calls) == (5, 10)
+    """Three experts: with one load and two on the host, 4 + max(10 + 1, 2 x 3); all on the host end at 4 + 3 x 3, which
+    is the least. Algorithm 2 as printed begins with a load."""
+    printed = run(ONE, placement="balance-printed", host=True)
+    assert token_s(printed) == pytest.approx(15.0)
+    assert (printed.stats.decode_loads, printed.stats.decode_host_calls) == (5, 10)
+    least = run(ONE, placement="balance", host=True)
+    assert token_s(least) == pytest.approx(13.0)
+    assert (least.stats.decode_loads, least.stats.decode_host_calls) == (0, 15)
     slow = run(replace(ONE, host_s=9.0), placement="balance", host=True)
-    assert token_s(slow) == pytest.approx(4 + 18), "the same split, and now the host is waited for"
+    assert token_s(slow) == pytest.approx(4 + 18), "one load, 18 on the host: two loads would take 20"
 
 
 def test_algorithm_1_of_smoe_takes_each_expert_by_itself() -> None:

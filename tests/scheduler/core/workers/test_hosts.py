@@ -89,6 +89,42 @@ def test_the_placement_is_told_rows_and_costs_and_who_is_there_or_on_the_way() -
     assert placement.asked == [({6: 1}, {4: 2}, Costs(5.0, 1.0, 0.5, 6.0, 3.0), False)]
 
 
+def with_two_loads(placement: Takes) -> Driver:
+    """Two prefetches in flight to worker 0 since 0 s. A load takes 5 s, one after the other; the host 3 s a row."""
+    d = Driver(mixed=(2,), group=1, layers=1, residency=LastUsed(), placement=placement)
+    d.do(t.WorkerJoined(1, 0, 0.0, 0.0, 3.0))
+    d.do(t.WorkerJoined(2, 1, 5.0, 1.0, 0.5))
+    d.open()
+    assert d.predict(0, 4, 6) == ["load 0.0 0/4", "load 0.1 0/6"]
+    return d
+
+
+@pytest.mark.parametrize(
+    ("now", "rows", "missing"),
+    [(1.0, {4: 1, 6: 1}, {4, 6}), (2.0, {4: 1, 6: 1}, {6}), (4.0, {4: 1, 6: 2}, set()), (99.0, {4: 1, 6: 1}, {6})],
+    ids=["4 s and 9 s", "3 s and 8 s", "1 s and 6 s, two rows", "overdue, and 5 s"],
+)
+def test_a_load_that_ends_after_the_host_would_be_done_is_a_miss(
+    now: float, rows: dict[int, int], missing: set[int]
+) -> None:
+    """A case's name says what is left of the two loads."""
+    placement = Takes()
+    d = with_two_loads(placement)
+    d.now = now
+    d.gate(0, rows=rows)
+    assert [set(told) for told in placement.asked[0][:2]] == [missing, set(rows) - missing]
+
+
+def test_the_next_load_is_under_way_when_the_one_before_has_ended() -> None:
+    placement = Takes()
+    d = with_two_loads(placement)
+    d.now = 6.0
+    d.loaded(0)
+    d.now = 8.0
+    d.gate(0, 4, 6)
+    assert placement.asked[0][:2] == ({}, {4: 1, 6: 1}), "3 s are left of it"
+
+
 def test_a_prediction_that_waits_for_a_slot_is_missing() -> None:
     placement = Takes()
     d = place(placement, mixed=(1, 0))
