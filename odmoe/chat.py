@@ -88,7 +88,13 @@ def _arguments_as_text(messages: list[dict[str, Any]]) -> list[dict[str, Any]] |
     found = []
     for message in messages:
         calls = [
-            {**call, "function": {**call["function"], "arguments": json.dumps(call["function"]["arguments"])}}
+            {
+                **call,
+                "function": {
+                    **call["function"],
+                    "arguments": json.dumps(call["function"]["arguments"], ensure_ascii=False),
+                },
+            }
             for call in message.get("tool_calls", ())
         ]
         found.append({**message, "tool_calls": calls} if calls else message)

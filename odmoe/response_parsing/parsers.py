@@ -259,9 +259,11 @@ def make_parser(
     parallel: bool = True,
     piecewise: bool = False,
     forced: ForcedCall | None = None,
+    continued: bool = False,
 ) -> AnswerParser:
-    """`prompt`: the chat's text, whose end may have the beginning of the answer. `tools`: those that may be called.
-    `parallel`: several calls may be given. `piecewise`: a call is given as it comes. `forced`: the answer is this."""
+    """`prompt`: the chat's text, whose end may have the beginning of the answer; `continued`: it ends within a message.
+    `tools`: those that may be called. `parallel`: several calls may be given. `piecewise`: a call is given as it comes.
+    `forced`: the answer is this."""
     writer = Writer(parallel, form.calls.id_length if form.calls is not None else None)
     if forced is not None:
         return ForcedParser(writer, piecewise, forced.name)
@@ -273,14 +275,16 @@ def make_parser(
         return HarmonyParser(bool(tools), writer, piecewise)
     if form.is_plain:
         return PlainParser()
-    return FormParser(form, _begun(form, prompt), tools, writer, piecewise)
+    return FormParser(form, _begun(form, prompt, continued), tools, writer, piecewise)
 
 
-def _begun(form: Form, prompt: str) -> str:
-    """Reasoning that the template has begun for the model."""
-    if form.think is not None and prompt.rstrip().endswith(form.think[0]):
-        return form.think[0]
-    return ""
+def _begun(form: Form, prompt: str, continued: bool) -> str:
+    """Reasoning that the prompt has begun for the model."""
+    if form.think is None:
+        return ""
+    opened, closed = form.think
+    is_open = prompt.rstrip().endswith(opened) or (continued and prompt.rfind(opened) > prompt.rfind(closed))
+    return opened if is_open else ""
 
 
 def joined(deltas: list[Delta]) -> list[Delta]:

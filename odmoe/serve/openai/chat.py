@@ -103,8 +103,15 @@ class ChatShape:
 
     def _reader(self, piecewise: bool) -> AnswerReader:
         request = self._request
-        tools, parallel = request.offered_tools, request.parallel_tool_calls
-        parser = make_parser(self._form, self._text, tools, parallel, piecewise, self._forced)
+        parser = make_parser(
+            self._form,
+            self._text,
+            request.offered_tools,
+            request.parallel_tool_calls,
+            piecewise,
+            self._forced,
+            request.continue_final_message,
+        )
         marked = None
         if self._shown:
             marked = StoppedText(self._service.tokenizer, self._stop, self._prompt, self._shown)

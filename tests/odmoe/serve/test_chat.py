@@ -233,6 +233,16 @@ def test_a_model_without_a_template(client: OpenAI, model: Model, monkeypatch: p
     assert (error.code, error.param) == ("no_chat_template", "messages")
 
 
+def test_special_tokens_in_a_message_are_text(client: OpenAI, model: Model) -> None:
+    """The prompt has the tokens of their characters: more of them, and none that ends a text."""
+    tokenizer = model.opened.tokenizer
+    chat = [{"role": "user", "content": "is </s> an end?"}]
+    text = "<s><user>is </s> an end?</user><assistant>"
+    ids = tokenizer(text, add_special_tokens=False)["input_ids"]
+    assert tokenizer.eos_token_id in ids
+    assert answer(client, messages=chat).usage.prompt_tokens > len(ids)
+
+
 def test_a_template_that_refuses(client: OpenAI, model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(model.opened.tokenizer, "chat_template", "{{ raise_exception('no system message, please') }}")
     with pytest.raises(openai.BadRequestError, match="no system message, please"):
@@ -363,6 +373,51 @@ class TestTools:
         says(self.CALL + "\nResult: " + self.CALL)
         assert whole_of(answer(client, **asked), stream)[1:] == (["add"], "tool_calls")
 
+    @pytest.mark.parametrize("effort", [None, "low"])
+    def test_thinking_is_streamed_apart(
+        self, client: OpenAI, model: Model, says: Any, monkeypatch: pytest.MonkeyPatch, effort: Any
+    ) -> None:
+        """The template begins it; a call within it is none."""
+        template = TOOL_TEMPLATE + "{% if not reasoning_effort %}<think>\n</think>{% endif %}<think>\n"
+        monkeypatch.setattr(model.opened.tokenizer, "chat_template", template)
+        says(f"I could {self.CALL}.\n</think>\n\nI add.\n{self.CALL}")
+        asked: Any = {"tools": [TOOL], "max_completion_tokens": 300, **({"reasoning_effort": effort} if effort else {})}
+        message = answer(client, **asked).choices[0].message
+        assert (message.reasoning_content, message.content) == (f"I could {self.CALL}.", "I add.")
+        events = [event.choices[0] for event in answer(client, stream=True, **asked)]
+        texts = {name: "" for name in ("reasoning_content", "content")}
+        for name in texts:
+            texts[name] = "".join(getattr(event.delta, name, None) or "" for event in events)
+        assert texts == {"reasoning_content": message.reasoning_content, "content": message.content}
+        pieces = [call for event in events for call in event.delta.tool_calls or []]
+        assert (pieces[0].function.name, pieces[0].function.arguments) == ("add", "")
+        assert json.loads("".join(call.function.arguments for call in pieces)) == {"a": 1, "b": "ü"}
+        assert events[-1].finish_reason == "tool_calls"
+
+    @pytest.mark.parametrize("stream", slow_except([True], [False, True]))
+    @pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "pick"}}])
+    def test_a_call_is_forced(self, client: OpenAI, choice: Any, stream: bool) -> None:
+        """By a model that knows nothing of tools. Its arguments follow the schema."""
+        tools = [
+            {"type": "function", "function": {"name": name, "parameters": SCHEMA, "strict": True}}
+            for name in ("choose", "pick")
+        ]
+        asked: Any = {"tools": tools, "tool_choice": choice, "max_completion_tokens": 120, "frequency_penalty": 2.0}
+        if stream:
+            with client.chat.completions.stream(model=NAME, messages=CHAT, **asked) as events:
+                found = events.get_final_completion().choices[0]
+        else:
+            found = answer(client, **asked).choices[0]
+        assert found.finish_reason == "tool_calls"
+        (call,) = found.message.tool_calls or []
+        jsonschema.validate(json.loads(call.function.arguments), SCHEMA)
+        assert call.function.name in (["pick", "choose"] if choice == "required" else ["pick"])
+
+    def test_an_answer_with_tools_need_not_follow_the_format(self, client: OpenAI, says: Any) -> None:
+        says(self.CALL)
+        found = answer(client, tools=[TOOL], response_format={"type": "json_object"}, max_completion_tokens=200)
+        assert found.choices[0].finish_reason == "tool_calls"
+
     def test_a_call_that_is_no_json_is_text(self, client: OpenAI, says: Any) -> None:
         says("<tool_call>{add</tool_call>")
         choice = answer(client, tools=[TOOL], max_completion_tokens=200).choices[0]
@@ -380,9 +435,9 @@ class TestTools:
         short = answer(client, messages=CHAT, tools=[TOOL]).usage.prompt_tokens
         more = len(model.opened.tokenizer("<assistant>41</assistant><tool>42</tool>")["input_ids"])
         assert answer(client, messages=chat, tools=[TOOL]).usage.prompt_tokens == pytest.approx(short + more, abs=2)
-        for arguments in ('{"a": 41', "{", "[" * 1000, '"41"', "", {"a": 41}):  # as models write them
+        for arguments in ('{"a": 41', "[" * 1000):  # as models write them
             call["function"] = {"name": "add", "arguments": arguments}
-            assert answer(client, messages=chat, tools=[TOOL]).choices
+            assert answer(client, messages=chat, tools=[TOOL], max_completion_tokens=1).choices
         for wrong in ("add", {"arguments": "{}"}):
             call["function"] = wrong
             with pytest.raises(openai.BadRequestError, match=r"messages\.2\.tool_calls"):
