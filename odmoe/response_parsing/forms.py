@@ -179,6 +179,22 @@ class Form:
         return any(text in mark for mark in marks)
 
 
+GEMMA: dict[str, Any] = {
+    "start_anchor": ["<|turn>model\n", "<tool_response|>"],
+    "fields": {
+        "content": {},
+        "reasoning_content": {"open": "<|channel>thought\n", "close": "<channel|>"},
+        "tool_calls": {
+            "open_pattern": r"<\|tool_call>call:(?P<name>[\w.-]+)",
+            "close": "<tool_call|>",
+            "repeats": True,
+            "content": "json",
+            "content_args": {"unquoted_keys": True, "string_delims": [['<|"|>', '<|"|>']]},
+            "transform": {"name": "{name}", "arguments": "{content}"},
+        },
+    },
+}
+"""Gemma 4's response template, which few of its tokenizers declare."""
 HARMONY_MARKS = ("<|start|>", "<|channel|>", "<|constrain|>", "<|message|>", "<|end|>", "<|return|>", "<|call|>")
 _INNER = (_SEP, "<|tool_call_argument_begin|>", "[ARGS]", "[CALL_ID]", "<arg_key></arg_key><arg_value></arg_value>")
 """Within calls."""
@@ -192,6 +208,8 @@ def find_form(tokenizer: Any) -> Form:
     template = str(getattr(tokenizer, "chat_template", None) or "")
     if "<|channel|>" in template and "<|message|>" in template:
         return Form(is_harmony=True)
+    if "<|tool_call>call:" in template:
+        return Form(own=GEMMA)
     added = tokenizer.get_added_vocab() if hasattr(tokenizer, "get_added_vocab") else {}
     think = next((pair for pair in (THINK, MISTRAL_THINK) if pair[1] in template or pair[0] in added), None)
     return Form(think, next((one for one in CALL_FORMS if all(mark in template for mark in one.marks)), None))

@@ -136,6 +136,17 @@ FAMILIES = {
         "{% if add_generation_prompt %}<|start|>assistant{% endif %}",
         "<|return|>",
     ),
+    # google/gemma-4-26B-A4B-it, chat_template.jinja: values that are no texts or numbers are left out here
+    "Gemma-4": Family(
+        "{% for m in messages %}<|turn>{{ m.role | replace('assistant', 'model') }}\n"
+        "{% if m.reasoning_content %}<|channel>thought\n{{ m.reasoning_content }}\n<channel|>{% endif %}"
+        "{{ m.content }}{% for c in m.tool_calls or [] %}<|tool_call>call:{{ c.function.name + '{' }}"
+        "{% for k, v in c.function.arguments.items() %}{{ k }}:"
+        '{% if v is string %}<|"|>{{ v }}<|"|>{% else %}{{ v | tojson }}{% endif %}'
+        "{{ ',' if not loop.last else '' }}{% endfor %}{{ '}' }}<tool_call|>{% endfor %}<turn|>\n{% endfor %}"
+        "{% if add_generation_prompt %}<|turn>model\n{% endif %}",
+        "<turn|>",
+    ),
     # ibm-granite/granite-3.1-3b-a800m-instruct, tokenizer_config.json
     "Granite-3": Family(
         "{% for m in messages %}<|start_of_role|>{{ m.role }}<|end_of_role|>{{ m.content }}"

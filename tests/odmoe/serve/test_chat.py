@@ -34,6 +34,7 @@ TOOL: Any = {
         "parameters": {"type": "object", "properties": {"a": {"type": "integer"}}},
     },
 }
+PICK: Any = {"type": "function", "function": {"name": "pick"}}
 TOOL_TEMPLATE = (
     "{{ bos_token }}"
     "{% if tools %}<tools>{% for t in tools %}{{ t | tojson }}{% endfor %}</tools> <tool_call>{% endif %}"
@@ -395,7 +396,7 @@ class TestTools:
         assert events[-1].finish_reason == "tool_calls"
 
     @pytest.mark.parametrize("stream", slow_except([True], [False, True]))
-    @pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "pick"}}])
+    @pytest.mark.parametrize("choice", slow_except([PICK], ["required", PICK]))
     def test_a_call_is_forced(self, client: OpenAI, choice: Any, stream: bool) -> None:
         """By a model that knows nothing of tools. Its arguments follow the schema."""
         tools = [
