@@ -6,6 +6,7 @@ import time
 from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
+from odmoe.response_parsing.call_or_format import call_or_format
 from odmoe.response_parsing.forced import ForcedCall, forced_call
 from odmoe.response_parsing.forms import find_form
 from odmoe.response_parsing.parsers import make_parser, merged
@@ -33,8 +34,11 @@ def to_engine_request(service: Service, request: ChatRequest) -> tuple[EngineReq
         _tell_unreadable(service)
     if forced is not None:
         how["schema"] = forced.schema
-    elif request.offered_tools:
-        how.pop("schema", None)  # a call would not follow it
+    elif request.offered_tools and "schema" in how:
+        form, schema = find_form(service.tokenizer), str(how.pop("schema"))
+        guide = call_or_format(form, without_marks(text), schema, service.tokenizer)
+        if guide is not None:
+            how["schema"] = guide
     prompt = service.model.opened.encode(text + (forced.opening if forced is not None else ""), special=False)
     most = request.max_completion_tokens or request.max_tokens or service.limits.max_tokens
     found = EngineRequest([prompt], request.n, most or service.context - len(prompt), how)

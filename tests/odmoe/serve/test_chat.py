@@ -414,10 +414,17 @@ class TestTools:
         jsonschema.validate(json.loads(call.function.arguments), SCHEMA)
         assert call.function.name in (["pick", "choose"] if choice == "required" else ["pick"])
 
-    def test_an_answer_with_tools_need_not_follow_the_format(self, client: OpenAI, says: Any) -> None:
-        says(self.CALL)
-        found = answer(client, tools=[TOOL], response_format={"type": "json_object"}, max_completion_tokens=200)
-        assert found.choices[0].finish_reason == "tool_calls"
+    def test_with_tools_an_answer_is_a_call_or_follows_the_format(self, client: OpenAI, model: Model) -> None:
+        """The model knows neither. Where it may not begin with a brace, it begins a call."""
+        form = {"type": "json_schema", "json_schema": {"name": "found", "schema": SCHEMA, "strict": True}}
+        asked: Any = {"tools": [TOOL], "response_format": form, "max_completion_tokens": 120, "frequency_penalty": 2.0}
+        brace = model.opened.tokenizer.convert_tokens_to_ids("{")
+        less = model.opened.tokenizer.convert_tokens_to_ids("<")
+        found = answer(client, **asked, logit_bias={str(brace): 100}).choices[0]
+        jsonschema.validate(json.loads(found.message.content), SCHEMA)
+        assert found.finish_reason == "stop"
+        called = answer(client, **(asked | {"max_completion_tokens": 24}), logit_bias={str(less): 100}).choices[0]
+        assert called.message.content.lstrip().startswith("<tool_call>"), "which is no call yet"
 
     def test_a_call_that_is_no_json_is_text(self, client: OpenAI, says: Any) -> None:
         says("<tool_call>{add</tool_call>")
