@@ -414,6 +414,7 @@ class TestTools:
         jsonschema.validate(json.loads(call.function.arguments), SCHEMA)
         assert call.function.name in (["pick", "choose"] if choice == "required" else ["pick"])
 
+    @pytest.mark.slow
     def test_with_tools_an_answer_is_a_call_or_follows_the_format(self, client: OpenAI, model: Model) -> None:
         """The model knows neither. Where it may not begin with a brace, it begins a call."""
         form = {"type": "json_schema", "json_schema": {"name": "found", "schema": SCHEMA, "strict": True}}
