@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -177,7 +177,7 @@ class Form:
     def has_mark(self, text: str) -> bool:
         """Whether a special token's text stands in a mark: other special tokens are no part of an answer."""
         if self.own is not None:
-            return bool(text) and (text in str(self.own) or re.escape(text) in str(self.own))
+            return bool(text) and any(text in one or re.escape(text) in one for one in _texts_of(self.own))
         if self.is_harmony:
             return text in HARMONY_MARKS
         marks = list(self.think or ())
@@ -203,6 +203,18 @@ GEMMA: dict[str, Any] = {
 }
 """Gemma 4's response template, which few of its tokenizers declare."""
 HARMONY_MARKS = ("<|start|>", "<|channel|>", "<|constrain|>", "<|message|>", "<|end|>", "<|return|>", "<|call|>")
+
+
+def _texts_of(value: Any) -> Iterator[str]:
+    """All texts within a response template."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict):
+        for one in value.values():
+            yield from _texts_of(one)
+    elif isinstance(value, list):
+        for one in value:
+            yield from _texts_of(one)
 
 
 def find_form(tokenizer: Any) -> Form:

@@ -20,12 +20,16 @@ from odmoe.text import StoppedText
 from tests.odmoe.response_parsing.families import FAMILIES, TOOLS
 
 MARKS = {
+    "Gemma-4": ["<|turn>", "<turn|>", "<|channel>", "<channel|>", "<|tool_call>", "<tool_call|>", '<|"|>'],
     "gpt-oss": [*HARMONY_MARKS],
     "Kimi-K2": [
         *(f"<|tool_call{name}|>" for name in ("s_section_begin", "_begin", "_argument_begin", "_end", "s_section_end"))
     ],
 }
 ANSWERS = {
+    "Gemma-4": (
+        '<|channel>thought\nHm, <b>ü.\n<channel|>I look. END<|tool_call>call:now{a:<|"|><|im<|"|>}<tool_call|>'
+    ),
     "gpt-oss": (
         "<|channel|>analysis<|message|>Hm, <b>ü.<|end|><|start|>assistant<|channel|>commentary<|message|>I look. END"
         "<|end|><|start|>assistant<|channel|>commentary to=functions.now <|constrain|>json<|message|>"
