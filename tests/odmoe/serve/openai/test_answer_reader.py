@@ -17,7 +17,7 @@ from odmoe.response_parsing.shown_answer import ShownAnswer
 from odmoe.serve.openai.answer_reader import AnswerReader
 from odmoe.serve.openai.parts import Part
 from odmoe.text import StoppedText
-from tests.odmoe.response_parsing.families import FAMILIES, TOOLS
+from support.chats.families import FAMILIES, TOOLS
 
 MARKS = {
     "Gemma-4": ["<|turn>", "<turn|>", "<|channel>", "<channel|>", "<|tool_call>", "<tool_call|>", '<|"|>'],
