@@ -110,6 +110,9 @@ def plain_messages(messages: list[Any], fields: UnknownFields) -> list[Any]:
     """A chat's messages as templates know them: without fields that nobody here reads, of which answers of other
     servers have some that clients send back. Raises ApiError for those with --strict."""
     if fields.strict:
+        given = [one for one in messages if isinstance(one, dict)]
+        for name in (name for one in given for name in one if name not in FIELDS and one[name] is not None):
+            fields.on_unknown(f"messages.{name}", FIELDS)
         return messages
     return [_plain_message(one, fields) if isinstance(one, dict) else one for one in messages]
 
