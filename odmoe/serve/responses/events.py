@@ -166,7 +166,7 @@ def _usage(usage: dict[str, Any]) -> dict[str, Any]:
     read, written = usage.get("prompt_tokens_details") or {}, usage.get("completion_tokens_details") or {}
     return {
         "input_tokens": usage["prompt_tokens"],
-        "input_tokens_details": {"cached_tokens": read.get("cached_tokens") or 0},
+        "input_tokens_details": {"cached_tokens": read.get("cached_tokens") or 0, "cache_write_tokens": 0},
         "output_tokens": usage["completion_tokens"],
         "output_tokens_details": {"reasoning_tokens": written.get("reasoning_tokens") or 0},
         "total_tokens": usage["total_tokens"],
