@@ -20,6 +20,9 @@ UNSUPPORTED: dict[str, tuple[Any, ...]] = {
 UNUSED = ("metadata", "service_tier", "inference_geo", "cache_control", "speed")
 """Fields that change no answer here."""
 NAMES = {"max_completion_tokens": "max_tokens", "stop": "stop_sequences", "response_format": "output_config.format"}
+NAMES["reasoning_effort"] = "output_config.effort"
+THINKS = {"enable_thinking": True, "thinking": True}
+"""Variables of chat templates of models that may think or not."""
 ROLES = ("user", "assistant", "system")
 CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 """Types of `tool_choice` -> a chat's."""
@@ -152,17 +155,16 @@ def _tool_choice(body: Body, fields: UnknownFields) -> dict[str, Any]:
 
 def _output(body: Body, fields: UnknownFields) -> dict[str, Any]:
     """How to think, and the form of the answer."""
-    variables: dict[str, Any] = {}
-    thinking = body.take("thinking", dict, {})
-    if thinking.get("type") in ("enabled", "disabled"):
-        variables["enable_thinking"] = thinking["type"] == "enabled"
+    found: dict[str, Any] = {}
+    thinking = body.take("thinking", dict, {}).get("type")
     output = Body(body.take("output_config", dict, {}), "output_config")
-    effort = output.take("effort", str, "")
-    if effort:
-        variables["reasoning_effort"] = effort
+    found["reasoning_effort"] = output.take_any("effort")
+    if thinking == "disabled":
+        found["reasoning_effort"] = "none"
+    elif thinking == "enabled":
+        found["chat_template_kwargs"] = THINKS
     form = output.take("format", dict, body.take("output_format", dict, {}))
     output.end(fields)
-    found: dict[str, Any] = {"chat_template_kwargs": variables or None}
     if form:
         schema = {name: value for name, value in form.items() if name != "type"}
         found["response_format"] = {"type": form.get("type"), "json_schema": {"name": "answer", **schema}}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from odmoe.serve.anthropic.request import THINKS
 from odmoe.serve.ollama.events import Lines
 from odmoe.serve.openai.requests import ChatRequest, CompletionRequest, to_request
 from odmoe.serve.request_fields import Body, UnknownFields, objects_in
@@ -96,7 +97,8 @@ def read_generate(given: dict[str, Any], fields: UnknownFields) -> Translated:
         kind = CompletionRequest
         asked["prompt"] = prompt
         asked.setdefault("max_tokens", -1)
-        asked.pop("chat_template_kwargs")
+        asked.pop("chat_template_kwargs", None)
+        asked.pop("reasoning_effort", None)
     else:
         head = [{"role": "system", "content": system}] if system else []
         asked["messages"] = [*head, {"role": "user", "content": prompt}]
@@ -110,7 +112,7 @@ def _begin(body: Body, fields: UnknownFields) -> tuple[str, dict[str, Any]]:
     named = body.need("model", str)
     found: dict[str, Any] = {"model": model_name(named), "stream": body.take("stream", bool, True)}
     found["response_format"] = _format(body)
-    found["chat_template_kwargs"] = _thinking(body)
+    found |= _thinking(body)
     options = Body(body.take("options", dict, {}), "options")
     for theirs, ours in OPTIONS.items():
         found[ours] = options.take_any(theirs)
@@ -140,16 +142,13 @@ def _format(body: Body) -> dict[str, Any] | None:
     raise body.invalid("format", "is neither json nor a JSON schema")
 
 
-def _thinking(body: Body) -> dict[str, Any] | None:
-    """`think` as variables of the chat template."""
+def _thinking(body: Body) -> dict[str, Any]:
     given = body.take_any("think")
     if given is None:
-        return None
+        return {}
     if isinstance(given, bool):
-        return {"enable_thinking": given}
-    if isinstance(given, str):
-        return {"reasoning_effort": given, "enable_thinking": True}
-    raise body.invalid("think", "is neither true, false nor a level such as high")
+        return {"chat_template_kwargs": THINKS} if given else {"reasoning_effort": "none"}
+    return {"reasoning_effort": given}
 
 
 def _message(body: Body, calls: list[dict[str, Any]], fields: UnknownFields) -> dict[str, Any]:

@@ -38,6 +38,7 @@ UNUSED = (
 INCLUDABLE = ("message.output_text.logprobs",)
 """Values of `include` that ask for something which a response here does not have."""
 NAMES = {"messages": "input", "max_completion_tokens": "max_output_tokens", "response_format": "text.format"}
+NAMES["reasoning_effort"] = "reasoning.effort"
 SAMPLING = ("temperature", "top_p", "top_k", "min_p", "seed", "stop", "presence_penalty", "frequency_penalty")
 """Fields that mean the same in a chat. Those that OpenAI's own API lacks are as other servers have them."""
 TEXTS = ("input_text", "output_text", "text", "summary_text", "reasoning_text")
@@ -64,7 +65,8 @@ def read_response(given: dict[str, Any], fields: UnknownFields) -> Translated:
     chat["tools"] = [_tool(place, tool) for place, tool in objects_in(body.take("tools", list, []), "tools")]
     chat["tool_choice"] = _choice(body.take_any("tool_choice"))
     chat["parallel_tool_calls"] = body.take_any("parallel_tool_calls")
-    chat["chat_template_kwargs"] = _template_variables(body, fields)
+    chat["chat_template_kwargs"] = body.take_any("chat_template_kwargs")
+    chat["reasoning_effort"] = _effort(body, fields)
     chat |= {name: body.take_any(name) for name in SAMPLING}
     for name in body.take("include", list, []):
         if name in INCLUDABLE:
@@ -174,11 +176,9 @@ def _choice(given: Any) -> Any:
     return given
 
 
-def _template_variables(body: Body, fields: UnknownFields) -> dict[str, Any]:
-    """`reasoning.effort` is what chat templates know as `reasoning_effort`."""
-    found = body.take("chat_template_kwargs", dict, {})
+def _effort(body: Body, fields: UnknownFields) -> Any:
     reasoning = Body(body.take("reasoning", dict, {}), "reasoning")
-    effort = reasoning.take("effort", str, "")
+    effort = reasoning.take_any("effort")
     reasoning.skip("summary", "generate_summary", "context")
     reasoning.end(fields)
-    return {"reasoning_effort": effort} | found if effort else found
+    return effort

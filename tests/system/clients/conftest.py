@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
 HERE = Path(__file__).parent
 KEY = "a-key-of-the-clients"
 INSTALL_S = 240
+TOKEN_S = 0.02
+"""Between two tokens: those that come at once are one event."""
 CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 19, "b": 23}}\n</tool_call>'
 TEMPLATE = (
     "{{ bos_token }}"
@@ -80,6 +83,7 @@ def served(demo_store: Callable[[str], Any]) -> Iterator[Served]:
                 shown.push(token)
                 end = "stop" if token == tokenizer.eos_token_id else "stop_text" if shown.stopped else None
                 finish = end or ("length" if count == most else None)
+                time.sleep(TOKEN_S)
                 yield Step(token, finish=finish)
                 if finish is not None:
                     yield Step(None, replace(report, finish=finish, new_tokens=count))

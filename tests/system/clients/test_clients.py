@@ -20,15 +20,16 @@ PROGRAM_S = 90
 
 def conversation(command: list[str], folder: Path) -> None:
     """A program of a client, which prints what it got."""
+    kept = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}  # imports take long
     quiet = {"OPENAI_AGENTS_DISABLE_TRACING": "1", "LITELLM_LOCAL_MODEL_COST_MAP": "True", "DISABLE_TELEMETRY": "1"}
     done = subprocess.run(
-        command, cwd=folder, env=os.environ | quiet, capture_output=True, text=True, timeout=PROGRAM_S, check=False
+        command, cwd=folder, env=kept | quiet, capture_output=True, text=True, timeout=PROGRAM_S, check=False
     )
     assert done.returncode == 0, done.stderr[-4000:]
     found = json.loads(done.stdout.splitlines()[-1])
     assert found["calls"] == [{"a": 19, "b": 23}]
     assert found["answer"] == "The sum of both is 42."
-    assert found["pieces"] >= 1
+    assert found["pieces"] > 3
 
 
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda path: path.stem.removeprefix("with_"))

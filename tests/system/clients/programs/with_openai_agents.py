@@ -23,6 +23,11 @@ async def conversation(model):
     return calls, run.final_output, pieces
 
 
-found = asyncio.run(conversation(OpenAIResponsesModel(MODEL, client)))
-assert asyncio.run(conversation(OpenAIChatCompletionsModel(MODEL, client)))[:2] == found[:2]
-tell(*found)
+async def both():
+    by_responses = await conversation(OpenAIResponsesModel(MODEL, client))
+    by_chat = await conversation(OpenAIChatCompletionsModel(MODEL, client))
+    assert by_chat[:2] == by_responses[:2]
+    return by_responses
+
+
+tell(*asyncio.run(both()))
