@@ -36,7 +36,7 @@ class MessageEvents:
         self._call_index: int | None = None
         self._arguments = ""
         """Of the call that grows, as JSON."""
-        self._message = {
+        self._message: dict[str, Any] = {
             "id": f"msg_{head.record_id}",
             "type": "message",
             "role": "assistant",

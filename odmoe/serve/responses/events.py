@@ -78,7 +78,7 @@ class ResponseEvents:
             item["content"].append(part)
             found += self._event("response.content_part.added", **self._place(item), content_index=0, part=part)
         item["content"][0]["text"] += text
-        more = {"logprobs": []} if kind == "message" else {}
+        more: dict[str, Any] = {"logprobs": []} if kind == "message" else {}
         return found + self._event(
             f"response.{part_kind}.delta", **self._place(item), content_index=0, delta=text, **more
         )
@@ -123,7 +123,7 @@ class ResponseEvents:
             found += self._event("response.function_call_arguments.done", **place, **more)
         else:
             part = item["content"][0]
-            logprobs = {"logprobs": []} if item["type"] == "message" else {}
+            logprobs: dict[str, Any] = {"logprobs": []} if item["type"] == "message" else {}
             done = f"response.{part['type']}.done"
             found += self._event(done, **place, content_index=0, text=part["text"], **logprobs)
             found += self._event("response.content_part.done", **place, content_index=0, part=part)

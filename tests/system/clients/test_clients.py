@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(600)]
 PROGRAMS = sorted((Path(__file__).parent / "programs").glob("with_*.py"))
-PROGRAM_S = 90
+PROGRAM_S = 180
 
 
 def conversation(command: list[str], folder: Path) -> None:
