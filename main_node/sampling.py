@@ -28,9 +28,9 @@ class Sampling:
     """Arguments of Transformers' `generate`, and those of OpenAI's API that it lacks. None: as in the model's
     generation settings.
 
-    A temperature above 0, top-k or top-p draw even without `draw`. Temperature 0 never does. Penalties and biases
-    change the logits before temperature, top-k and top-p do; a token that is not drawn is the one whose logit is then
-    the highest.
+    A temperature above 0, top-k, top-p or min-p draw even without `draw`. Temperature 0 never does. Penalties and
+    biases change the logits before temperature, top-k, top-p and min-p do; a token that is not drawn is the one whose
+    logit is then the highest.
     """
 
     draw: bool = False
@@ -48,16 +48,19 @@ class Sampling:
     """Subtracted from a token's logit as often as the answer has it so far."""
     logit_bias: tuple[tuple[int, float], ...] = ()
     """(token id, what is added to its logit)."""
+    min_p: float | None = None
+    """Draw among tokens of at least this share of the most probable one's probability (Transformers'
+    MinPLogitsWarper)."""
 
     @property
     def is_random(self) -> bool:
         """Whether tokens are drawn. Else the most probable one is taken."""
-        given = bool(self.temperature) or self.top_k is not None or self.top_p is not None
+        given = bool(self.temperature) or any(one is not None for one in (self.top_k, self.top_p, self.min_p))
         return self.temperature != 0 and (self.draw or given)
 
     def overrides(self) -> dict[str, Any]:
         """Keyword arguments for `generate`."""
-        names = ("temperature", "top_k", "top_p") if self.is_random else ()
+        names = ("temperature", "top_k", "top_p", "min_p") if self.is_random else ()
         given = {name: getattr(self, name) for name in (*names, "repetition_penalty")}
         return {"do_sample": self.is_random} | {name: value for name, value in given.items() if value is not None}
 

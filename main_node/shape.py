@@ -7,7 +7,7 @@ from dataclasses import replace
 from checkpoint import family
 from checkpoint.store import ExpertStore
 from scheduler import types as t
-from scheduler.errors import ConfigError, PromptError
+from scheduler.errors import ConfigError, PromptError, PromptTooLongError
 
 
 def model_shape(store: ExpertStore) -> t.ModelShape:
@@ -37,7 +37,7 @@ def check_prompt(prompt: list[int], context: int, vocabulary: int) -> None:
     if not prompt:
         raise PromptError("the prompt is empty; give at least one token")
     if len(prompt) >= context:
-        raise PromptError(f"the prompt has {len(prompt)} tokens, the model's context is {context}; shorten it")
+        raise PromptTooLongError(f"the prompt has {len(prompt)} tokens, the model's context is {context}; shorten it")
     wrong = [token for token in prompt if not 0 <= token < vocabulary]
     if wrong:
         raise PromptError(

@@ -19,6 +19,7 @@ from scheduler.errors import (
     NoTokenizerError,
     ODMoEError,
     PromptError,
+    PromptTooLongError,
     StoreError,
 )
 
@@ -122,7 +123,8 @@ def encode(tokenizer: Any, prompt: str, context: int, special: bool = True) -> l
     if not prompt or not ids:
         raise PromptError("the prompt is empty; give at least one character")
     if len(ids) >= context:
-        raise PromptError(f"the prompt has {len(ids)} tokens, the model's context is {context}; shorten it")
+        text = f"the prompt has {len(ids)} tokens, the model's context is {context}; shorten it"
+        raise PromptTooLongError.of(text, len(ids), context)
     return ids
 
 
@@ -150,9 +152,12 @@ def _check_length(tokenizer: Any, prompt: str, context: int) -> None:
     """Raises PromptError for a text that cannot fit, before tokenising it takes long."""
     most = most_characters(tokenizer) if len(prompt) > context else None
     if most is not None and len(prompt) > context * most:
-        raise PromptError(
+        raise PromptTooLongError.of(
             f"the prompt has {len(prompt)} characters, and the {context} tokens of the model's context have at most "
-            f"{context * most}; shorten it"
+            f"{context * most}; shorten it",
+            -(-len(prompt) // most),
+            context,
+            is_least=True,
         )
 
 

@@ -18,6 +18,7 @@
     │   └── StoreWriteError          target not writable, disk full
     ├── RequestError             one request is wrong or was stopped; the cluster is not affected
     │   ├── PromptError              empty, or past the model's context
+    │   │   └── PromptTooLongError       the latter
     │   ├── PromptsFailedError       of several prompts, some have no answer; each one's error was given before
     │   ├── QueueFullError           too many requests are open and waiting already
     │   ├── RequestFailedError       no worker could serve it
@@ -122,6 +123,22 @@ class RequestError(ODMoEError):
 
 class PromptError(RequestError):
     """The prompt is empty or does not fit the model's context."""
+
+
+class PromptTooLongError(PromptError):
+    """The prompt leaves no room for an answer in the model's context."""
+
+    tokens: int | None = None
+    """Of the prompt; at least so many where `is_least`. None: not known here."""
+    context: int | None = None
+    is_least = False
+
+    @classmethod
+    def of(cls, text: str, tokens: int, context: int, is_least: bool = False) -> PromptTooLongError:
+        """With its numbers, which messages between nodes do not carry."""
+        error = cls(text)
+        error.tokens, error.context, error.is_least = tokens, context, is_least
+        return error
 
 
 class PromptsFailedError(RequestError):

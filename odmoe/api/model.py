@@ -43,12 +43,13 @@ class OpenedModel:
     _encoding: threading.Lock = field(default_factory=threading.Lock, init=False, repr=False, compare=False)
     """A tokenizer's settings are changed while it encodes."""
 
-    def encode(self, prompt: str, special: bool = True) -> list[int]:
-        """A prompt's token ids, in any thread. `special`: with the tokenizer's special tokens. Raises PromptError."""
+    def encode(self, prompt: str, special: bool = True, most: int | None = None) -> list[int]:
+        """A prompt's token ids, in any thread. `special`: with the tokenizer's special tokens. `most`: fewer than so
+        many; None: than the model's context has. Raises PromptError."""
         from odmoe.text import encode
 
         with self._encoding:
-            return encode(self.tokenizer, prompt, self.context, special)
+            return encode(self.tokenizer, prompt, self.context if most is None else most, special)
 
     def start(self, say: Say = lambda text: None) -> Model:
         """Start the cluster of the settings, or join the one that serves this model. Raises ClusterError."""

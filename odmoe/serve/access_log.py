@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 import secrets
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from starlette.datastructures import MutableHeaders
+from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from odmoe.log_thread import utc_time
@@ -18,8 +19,10 @@ from scheduler.one_line import one_line
 if TYPE_CHECKING:
     from main_node.report import Report
 
-PREFIX = "/v1/"
+PREFIXES = ("/v1/", "/api/", "/tokenize", "/detokenize")
 """Paths whose requests are logged; a monitor asks the others all the time."""
+OWN_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
+"""What a client may give as the id of its request."""
 MOST_CHARACTERS = 512
 """Of what a client has written that is logged: its path, its model."""
 GONE = 499
@@ -99,6 +102,12 @@ def as_text(facts: dict[str, Any]) -> str:
 FORMATS: dict[str, Callable[[dict[str, Any]], str]] = {"text": as_text, "json": json.dumps}
 
 
+def _request_id(scope: Scope) -> str:
+    """The client's own, or a new one where it has none or one with other characters."""
+    given = Headers(raw=scope.get("headers", [])).get("x-request-id", "")
+    return given if OWN_ID.fullmatch(given) else secrets.token_hex(12)
+
+
 class AccessLog:
     """Makes the record of a request, `scope["state"]["record"]`, and writes it when the request has ended. The answer
     says its id as `x-request-id`."""
@@ -111,7 +120,7 @@ class AccessLog:
             await self._app(scope, receive, send)
             return
         path = (scope.get("raw_path") or scope["path"].encode()).decode("ascii", "backslashreplace")
-        record = Record(secrets.token_hex(12), scope["method"], path)
+        record = Record(_request_id(scope), scope["method"], path)
         scope.setdefault("state", {})["record"] = record
 
         async def send_noted(message: Message) -> None:
@@ -129,5 +138,5 @@ class AccessLog:
             raise
         finally:
             record.status = record.status or GONE
-            if record.path.startswith(PREFIX):
+            if record.path.startswith(PREFIXES):
                 self._write(self._line(record.facts()))

@@ -15,6 +15,8 @@ AGAIN_S = 1
 """What `Retry-After` says where a request was refused for now."""
 MOST_CHARACTERS = 2000
 """Of a message: some repeat what the client has sent."""
+OVERFLOW = "context_length_exceeded"
+"""The code by which clients know that they are to shorten a conversation."""
 INVALID, SERVER, BUSY = "invalid_request_error", "server_error", "rate_limit_error"
 
 
@@ -42,10 +44,10 @@ class ApiError(Exception):
             return {"X-Should-Retry": "false"}  # the official client would have the whole answer computed again
         return {"WWW-Authenticate": "Bearer"} if self.status == 401 else {}
 
-    def response(self, more: Mapping[str, str] | None = None) -> Response:
-        """`more`: headers."""
+    def response(self, more: Mapping[str, str] | None = None, body: dict[str, Any] | None = None) -> Response:
+        """`more`: headers. `body`: None: OpenAI's error object."""
         headers = {**self.headers, **(more or {})}
-        return Response(encode(self.as_object()), self.status, headers, "application/json")
+        return Response(encode(body or self.as_object()), self.status, headers, "application/json")
 
 
 class ClientGoneError(Exception):
@@ -67,6 +69,7 @@ class _ErrorResponse(NamedTuple):
 
 TABLE: dict[type[Exception], _ErrorResponse] = {
     e.PromptError: _ErrorResponse(400, INVALID, "invalid_prompt", param="prompt"),
+    e.PromptTooLongError: _ErrorResponse(400, INVALID, OVERFLOW, param="prompt"),
     e.ConfigError: _ErrorResponse(400, INVALID, "invalid_value"),
     e.QueueFullError: _ErrorResponse(429, BUSY, "queue_full"),
     e.RequestCancelledError: _ErrorResponse(503, SERVER, "cancelled", "the answer was given up"),
@@ -94,11 +97,22 @@ def to_api_error(error: Exception, request_id: str = "") -> ApiError:
     if isinstance(error, ApiError):
         return error
     found = next((TABLE[kind] for kind in type(error).__mro__ if kind in TABLE), DEFECT)
-    if found.says is None:
+    if isinstance(error, e.PromptTooLongError) and error.tokens is not None:
+        text = _overflow(error)
+    elif found.says is None:
         text = " ".join(str(error).split())
     else:
         text = f"{found.says}; the server's log has the cause under {request_id or 'the request'}"
     return ApiError(found.status, text, found.kind, found.param, found.code)
+
+
+def _overflow(error: e.PromptTooLongError) -> str:
+    """In OpenAI's words, from which clients read the numbers."""
+    least = "at least " if error.is_least else ""
+    return (
+        f"This model's maximum context length is {error.context} tokens. However, your prompt has {least}"
+        f"{error.tokens} tokens, and the answer needs at least one. Please reduce the length of the prompt."
+    )
 
 
 def cause_of(error: Exception) -> str | None:

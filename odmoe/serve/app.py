@@ -16,14 +16,19 @@ from starlette.responses import Response
 from odmoe.serve.access_log import FORMATS, GONE, AccessLog
 from odmoe.serve.api_error import ApiError, ClientGoneError, to_api_error
 from odmoe.serve.callers import Crowded, CsrfGuard, Keys
+from odmoe.serve.error_forms import error_object
+from odmoe.serve.ollama.models import add_models
 from odmoe.serve.routes import add_answers
 from odmoe.serve.status import add_status
+from odmoe.serve.tokens import add_tokens
 from scheduler.errors import ODMoEError
 from scheduler.unknown_names import nearest
 
 if TYPE_CHECKING:
     from odmoe.serve.service import Service
 
+PROMPTS = {"/v1/chat/completions": "messages", "/v1/responses": "input", "/v1/messages": "messages"}
+"""What the prompt is made of, by path."""
 _log = logging.getLogger(__name__)
 
 
@@ -50,6 +55,8 @@ def make_app(service: Service, access: Access) -> FastAPI:
     )
     add_answers(app, service)
     add_status(app, service)
+    add_tokens(app, service)
+    add_models(app, service)
     _add_errors(app, service)
     # The last one added is the first that a request comes to. A browser asks for leave without a key.
     if access.keys:
@@ -77,7 +84,7 @@ def _no_route(request: Request, error: HTTPException) -> str:
 
 
 def _add_errors(app: FastAPI, service: Service) -> None:
-    """Every error is answered as OpenAI's API does."""
+    """Every error is answered in the form of the API that was asked."""
 
     async def explain(request: Request, error: Exception) -> Response:
         headers = None
@@ -87,12 +94,12 @@ def _add_errors(app: FastAPI, service: Service) -> None:
         record = request.state.record
         service.log_failure(record.id, error)
         answer = to_api_error(error, record.id)
-        if answer.param == "prompt" and record.path.endswith("/chat/completions"):
-            answer.param = "messages"  # of which the prompt is made
+        if answer.param == "prompt":
+            answer.param = PROMPTS.get(record.path, answer.param)
         if record.finish is None:  # no answer has begun
             record.finish = answer.code or answer.kind
             service.meter.on_refused(record.finish)
-        return answer.response(headers)
+        return answer.response(headers, error_object(answer, record.path, record.id))
 
     async def leave(request: Request, error: Exception) -> Response:
         request.state.record.finish = "cancelled"

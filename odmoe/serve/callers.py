@@ -11,6 +11,7 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from odmoe.serve.api_error import SERVER, ApiError
+from odmoe.serve.error_forms import error_object
 from odmoe.settings.serve_settings import is_loopback
 
 WITHOUT_KEY = ("/health", "/ready")
@@ -22,8 +23,8 @@ WITHOUT_EFFECT = ("GET", "HEAD", "OPTIONS")
 
 
 class Keys:
-    """Refuses requests without one of the keys, as `Authorization: Bearer KEY`. `on_refused`: called with the error's
-    code."""
+    """Refuses requests without one of the keys, as `Authorization: Bearer KEY` or, as Anthropic's clients send it,
+    `x-api-key: KEY`. `on_refused`: called with the error's code."""
 
     def __init__(self, app: ASGIApp, keys: Sequence[str], on_refused: Callable[[str], None]) -> None:
         self._app = app
@@ -41,10 +42,10 @@ class Keys:
 
     def _is_known(self, headers: Headers) -> bool:
         """In a time that does not tell how much of a key is right."""
-        scheme, _, given = headers.get("authorization", "").partition(" ")
-        key = given.strip().encode("utf-8", "surrogateescape")
-        same = [hmac.compare_digest(key, known) for known in self._keys]
-        return scheme.lower() == "bearer" and any(same)
+        scheme, _, bearer = headers.get("authorization", "").partition(" ")
+        sent = [headers.get("x-api-key", ""), bearer if scheme.lower() == "bearer" else ""]
+        keys = [one.strip().encode("utf-8", "surrogateescape") for one in sent]
+        return any([hmac.compare_digest(key, known) for key in keys for known in self._keys])
 
 
 class CsrfGuard:
@@ -111,4 +112,5 @@ async def _refuse(
 ) -> None:
     scope["state"]["record"].finish = error.code
     on_refused(error.code or error.kind)
-    await error.response(headers)(scope, receive, send)
+    body = error_object(error, scope["path"], scope["state"]["record"].id)
+    await error.response(headers, body)(scope, receive, send)

@@ -33,6 +33,7 @@ FINISHES = (
 """Why answers end. A counter's series are there from the start, at 0: where one appears with 1, `increase` does not see
 the 1."""
 REASONS = (
+    "context_length_exceeded",
     "foreign_host",
     "foreign_origin",
     "invalid_api_key",

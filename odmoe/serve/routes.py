@@ -5,20 +5,25 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
+from odmoe.serve.anthropic.request import read_messages
 from odmoe.serve.api_error import ClientGoneError, to_api_error
 from odmoe.serve.bounds.memory import TOKEN_BYTES
+from odmoe.serve.ollama.request import read_chat, read_generate
 from odmoe.serve.openai import chat, completions
-from odmoe.serve.openai.parts import Shape, parts_of, usage_of
-from odmoe.serve.openai.requests import AnswerRequest, ChatRequest, CompletionRequest, parse
-from odmoe.serve.sse import DONE, EventStream, WholeResponse, encode, encoded_parts, event
+from odmoe.serve.openai.parts import Shape, usage_of
+from odmoe.serve.openai.requests import ChatRequest, CompletionRequest, read_object, to_request
+from odmoe.serve.responses.request import read_response
+from odmoe.serve.sse import EventStream, WholeResponse
+from odmoe.serve.translated import Head, Translated
 from odmoe.serve.under_way import RequestUnderWay
+from odmoe.serve.writers import OpenAIWriter, ResponseWriter, TranslatedWriter
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
@@ -27,15 +32,23 @@ if TYPE_CHECKING:
     from odmoe.serve.bounds.memory import Held
     from odmoe.serve.exchange import Exchange
     from odmoe.serve.openai.engine_request import EngineRequest
+    from odmoe.serve.request_fields import UnknownFields
     from odmoe.serve.service import Service
 
 
-class Api(NamedTuple):
-    """One of the two APIs."""
+class Asked(Protocol):
+    """A request that was read."""
 
-    kind: type[AnswerRequest]
-    """Of its requests."""
-    prepare: Callable[[Service, Any, str], tuple[EngineRequest, Shape]]
+    @property
+    def stream(self) -> bool: ...
+
+
+class Api(NamedTuple):
+    """How one route reads and answers."""
+
+    read: Callable[[dict[str, Any], UnknownFields], Any]
+    """A body's object -> the request."""
+    prepare: Callable[[Service, Any, str], tuple[EngineRequest, ResponseWriter]]
     """A request and its id -> what the engine is to do, and how it is answered. In a thread: it encodes prompts."""
 
 
@@ -44,27 +57,52 @@ _MANY = 64
 
 
 def add_answers(app: FastAPI, service: Service) -> None:
-    """`/v1/completions`, `/v1/chat/completions`."""
+    """OpenAI's routes, and those that are translated into its chats and completions."""
     apis = {
-        "/v1/completions": Api(CompletionRequest, _prepare_completion),
-        "/v1/chat/completions": Api(ChatRequest, _prepare_chat),
+        "/v1/completions": Api(partial(to_request, CompletionRequest), _prepare_completion),
+        "/v1/chat/completions": Api(partial(to_request, ChatRequest), _prepare_chat),
+        "/v1/responses": Api(read_response, _prepare_translated),
+        "/v1/messages": Api(read_messages, _prepare_translated),
+        "/api/chat": Api(read_chat, _prepare_translated),
+        "/api/generate": Api(read_generate, _prepare_translated),
     }
     for path, api in apis.items():
         app.router.routes.append(Route(path, _Answering(service, api), methods=["POST"]))
 
 
-def _prepare_completion(service: Service, found: CompletionRequest, record_id: str) -> tuple[EngineRequest, Shape]:
+def _prepare_completion(
+    service: Service, found: CompletionRequest, record_id: str
+) -> tuple[EngineRequest, ResponseWriter]:
+    wanted, shape = _begin_completion(service, found, record_id)
+    return wanted, OpenAIWriter(shape, found.include_usage)
+
+
+def _begin_completion(service: Service, found: CompletionRequest, record_id: str) -> tuple[EngineRequest, Shape]:
     service.check_name(found.model)
     wanted, texts = completions.to_engine_request(service, found)
     found.prompt = ""  # the engine has it
     return wanted, completions.CompletionShape(service, found, wanted, texts, record_id)
 
 
-def _prepare_chat(service: Service, found: ChatRequest, record_id: str) -> tuple[EngineRequest, Shape]:
+def _prepare_chat(service: Service, found: ChatRequest, record_id: str) -> tuple[EngineRequest, ResponseWriter]:
+    wanted, shape = _begin_chat(service, found, record_id)
+    return wanted, OpenAIWriter(shape, found.include_usage)
+
+
+def _begin_chat(service: Service, found: ChatRequest, record_id: str) -> tuple[EngineRequest, Shape]:
     service.check_name(found.model)
     wanted, text = chat.to_engine_request(service, found)
     found.messages = []
     return wanted, chat.ChatShape(service, found, wanted, text, record_id)
+
+
+def _prepare_translated(service: Service, found: Translated, record_id: str) -> tuple[EngineRequest, ResponseWriter]:
+    with found.own_names():
+        if isinstance(found.request, ChatRequest):
+            wanted, shape = _begin_chat(service, found.request, record_id)
+        else:
+            wanted, shape = _begin_completion(service, found.request, record_id)
+    return wanted, TranslatedWriter(shape, found.translate(Head(record_id, found.model, wanted.prompt_tokens)))
 
 
 class _Answering:
@@ -91,66 +129,51 @@ class _Answering:
         """What fails before the first event is an HTTP error, whether a stream was asked for or not."""
         service, record = self._service, under_way.record
         found = await self._read(under_way)
-        wanted, shape = await under_way.unless_stopped(asyncio.to_thread(self._api.prepare, service, found, record.id))
+        wanted, writer = await under_way.unless_stopped(asyncio.to_thread(self._api.prepare, service, found, record.id))
         under_way.held.add(TOKEN_BYTES * wanted.prompt_tokens)
         record.model, record.stream, record.prompt_tokens = service.name, found.stream, wanted.prompt_tokens
         exchange = under_way.begin(wanted)
         if found.stream:
-            events = _events(exchange, shape, found.include_usage, under_way.held)
-            return EventStream(events, partial(_last_event, service, record.id))
+            events = _events(exchange, writer, under_way.held)
+            failed = partial(_last_event, service, record.id, writer)
+            return EventStream(events, failed, None, writer.media_type, writer.ping)
         got: list[AnswerEvent] = []
         while not exchange.whole:
             got += await exchange.take()
         usage = usage_of(wanted.prompt_tokens, _tokens(exchange))
-        return WholeResponse(await under_way.unless_stopped(asyncio.to_thread(_whole, shape, got, usage)))
+        return WholeResponse(await under_way.unless_stopped(asyncio.to_thread(writer.whole, got, usage)))
 
-    async def _read(self, under_way: RequestUnderWay) -> AnswerRequest:
+    async def _read(self, under_way: RequestUnderWay) -> Asked:
         body = await under_way.read_body()
         loop = asyncio.get_running_loop()
-        return await under_way.unless_stopped(
-            loop.run_in_executor(self._service.body_pool, parse, self._api.kind, body)
-        )
+        return await under_way.unless_stopped(loop.run_in_executor(self._service.body_pool, self._parse, body))
+
+    def _parse(self, body: bytearray) -> Asked:
+        found: Asked = self._api.read(read_object(body), self._service.unknown_fields)
+        return found
 
 
-async def _events(exchange: Exchange, shape: Shape, usage: bool, held: Held) -> AsyncGenerator[bytes, None]:
+async def _events(exchange: Exchange, writer: ResponseWriter, held: Held) -> AsyncGenerator[bytes, None]:
     """The whole stream. `held`: by results until the client has them."""
+    begin = writer.begin()
     while not exchange.whole:
         got = await exchange.take()
         # Encoding many pieces takes long, and other requests wait meanwhile.
-        data = _encode_events(shape, got) if len(got) < _MANY else await asyncio.to_thread(_encode_events, shape, got)
-        if data:
-            yield data
+        data = writer.events(got) if len(got) < _MANY else await asyncio.to_thread(writer.events, got)
+        if begin or data:
+            yield begin + data
+            begin = b""
         held.free_results(got)
-    if usage:
-        yield event(shape.usage_chunk(usage_of(exchange.wanted.prompt_tokens, _tokens(exchange))))
-    yield DONE
+    if end := writer.end(usage_of(exchange.wanted.prompt_tokens, _tokens(exchange))):
+        yield end
 
 
-def _last_event(service: Service, request_id: str, error: Exception) -> bytes:
+def _last_event(service: Service, request_id: str, writer: ResponseWriter, error: Exception) -> bytes:
     """Of a stream that fails. None where nobody reads it."""
     if isinstance(error, ClientGoneError):
         return b""
     service.log_failure(request_id, error)
-    return event(to_api_error(error, request_id).as_object())
-
-
-def _whole(shape: Shape, got: list[AnswerEvent], usage: dict[str, Any]) -> bytes:
-    """The response. Choice by choice: what is written needs several times the memory until it is."""
-    parts = parts_of(got)
-    got.clear()
-    before, named, after = encode(shape.response([], usage)).partition(b'"choices":[')
-    body = bytearray(before + named)
-    parts.reverse()
-    while parts:
-        (choice,) = shape.response([parts.pop()], usage)["choices"]
-        for piece in encoded_parts(choice):
-            body += piece
-        body += b"," if parts else b""
-    return bytes(body + after)
-
-
-def _encode_events(shape: Shape, got: list[AnswerEvent]) -> bytes:
-    return b"".join(event(chunk) for part in parts_of(got) for chunk in shape.chunks(part))
+    return writer.error(to_api_error(error, request_id))
 
 
 def _tokens(exchange: Exchange) -> int:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from odmoe.serve.answers import AnswerPool
 from odmoe.serve.api_error import ApiError, ClientGoneError, cause_of, to_api_error
 from odmoe.serve.bounds.memory import Memory
+from odmoe.serve.request_fields import UnknownFields
 from odmoe.token_texts import TokenTexts
 
 if TYPE_CHECKING:
@@ -73,6 +74,10 @@ class Service:
         )
         self.notify: Callable[[str], None] = lambda line: None
         """Gets a line about each answer that is begun again, since its main node was lost."""
+        self.unknown_fields = UnknownFields(False, lambda line: self.notify(line))
+        """What is done about fields of requests that are not known."""
+        self.aliases: tuple[str, ...] = ()
+        """More names of the model."""
         self.log_cause: Callable[[str], None] = partial(print, file=sys.stderr)
         """Gets the causes of what clients are told without details."""
         self.failed = threading.Event()
@@ -100,7 +105,7 @@ class Service:
 
     def check_name(self, name: str) -> None:
         """Raises ApiError for another model's."""
-        if not name or name not in (self.name, self.settings.model, self.served.model):
+        if not name or name not in (self.name, *self.aliases, self.settings.model, self.served.model):
             raise ApiError(
                 404,
                 f"the model {name!r} does not exist; {self.name!r} is served",

@@ -11,6 +11,7 @@ from typing import Any
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+EVENT_STREAM = "text/event-stream"
 DONE = b"data: [DONE]\n\n"
 """The last event of a stream that has its whole answer."""
 PING = b": ping\n\n"
@@ -52,6 +53,11 @@ def event(value: Any) -> bytes:
     return b"data: " + encode(value) + b"\n\n"
 
 
+def named_event(value: dict[str, Any]) -> bytes:
+    """An event that has its `type` as its name too."""
+    return b"event: " + str(value["type"]).encode() + b"\n" + event(value)
+
+
 class WholeResponse(Response):
     """JSON that may be long. The connection gets a part when the client has read those before."""
 
@@ -73,16 +79,22 @@ class EventStream(Response):
     """Sends events as they come, and comments while none comes. The headers go out with the first of either: what fails
     before is raised; afterwards `failed` makes the last event of it, or none."""
 
-    media_type = "text/event-stream"
+    media_type = EVENT_STREAM
 
     def __init__(
-        self, events: AsyncGenerator[bytes, None], failed: Callable[[Exception], bytes], ping_s: float | None = None
+        self,
+        events: AsyncGenerator[bytes, None],
+        failed: Callable[[Exception], bytes],
+        ping_s: float | None = None,
+        media_type: str = EVENT_STREAM,
+        ping: bytes = PING,
     ) -> None:
-        """`ping_s`: None is `PING_S`."""
-        self.status_code, self.background = 200, None
+        """`ping_s`: None is `PING_S`. `ping`: what is sent where nothing else is; empty: nothing."""
+        self.status_code, self.background, self.media_type = 200, None, media_type
         self.init_headers({"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
         self._events, self._failed = events, failed
         self._ping_s = PING_S if ping_s is None else ping_s
+        self._ping_bytes = ping
         self._lock = asyncio.Lock()
         self._started = False
         self._sent_at: float | None = None
@@ -112,6 +124,8 @@ class EventStream(Response):
             self._sent_at = asyncio.get_running_loop().time()
 
     async def _ping(self, send: Send) -> None:
+        if not self._ping_bytes:
+            return
         last = asyncio.get_running_loop().time()
         while True:
             left = last + self._ping_s - asyncio.get_running_loop().time()
@@ -120,7 +134,7 @@ class EventStream(Response):
             elif self._sent_at is not None and self._sent_at > last:
                 last = self._sent_at
             else:
-                await self._send(send, PING)
+                await self._send(send, self._ping_bytes)
                 last = asyncio.get_running_loop().time()
 
 

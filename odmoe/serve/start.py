@@ -154,14 +154,19 @@ def own_client_limits(own: ServeSettings, answers: int) -> ClientLimits:
 def make_service(model: Model, own: ServeSettings) -> Service:
     """What the routes share."""
     from odmoe.serve.metrics import Metrics
+    from odmoe.serve.request_fields import UnknownFields
     from odmoe.serve.service import Limits, Service
 
     served = model.cluster.serves()
-    name = own.model_name or Path(served.model.rstrip("/") or model.cluster.store()).name
+    usual = Path(served.model.rstrip("/") or model.cluster.store()).name
+    name, *aliases = own.model_name or (usual,)
     limits = Limits(
         own.max_tokens,
         own.request_timeout,
         body_bytes=parse_bytes(own.body_size),
         request_bytes=parse_bytes(own.request_memory),
     )
-    return Service(model, name, served, limits, Metrics(model.cluster))
+    service = Service(model, name, served, limits, Metrics(model.cluster))
+    service.aliases = tuple(aliases)
+    service.unknown_fields = UnknownFields(own.strict, lambda line: service.notify(line))
+    return service

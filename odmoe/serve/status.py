@@ -131,7 +131,8 @@ class Trial:
 
 
 def _describe_model(service: Service) -> dict[str, Any]:
-    return {"id": service.name, "object": "model", "created": service.created, "owned_by": "odmoe"}
+    more = {"owned_by": "odmoe", "root": service.name, "max_model_len": service.context}
+    return {"id": service.name, "object": "model", "created": service.created, **more}
 
 
 def _json(value: Any, status: int = 200) -> Response:

@@ -59,12 +59,17 @@ class ServeSettings(Table):
         "Web pages that may ask from a browser; repeatable",
         heading="Service",
     )
-    model_name: str | None = setting(
-        None,
+    model_name: tuple[Annotated[str, Field(min_length=1)], ...] = setting(
+        (),
         "text of at least one character",
-        "Name of the model for clients (default: the last part of --model)",
+        "Name of the model for clients (default: the last part of --model); repeatable: more names for it",
         heading="Service",
-        min_length=1,
+    )
+    strict: bool = setting(
+        False,
+        "true or false",
+        "Refuse requests with fields that are not known, which are ignored otherwise",
+        heading="Service",
     )
     max_tokens: Count | None = count(
         None, "Tokens of a chat's answer that does not say (default: to the end of the context)", heading="Service"

@@ -22,6 +22,7 @@ CASES: list[tuple[Sampling, dict[str, Any]]] = [
     (Sampling(temperature=0.8, seed=1), {"do_sample": True, "temperature": 0.8}),
     (Sampling(temperature=1.4, top_k=7, seed=2), {"do_sample": True, "temperature": 1.4, "top_k": 7}),
     (Sampling(top_p=0.6, seed=3), {"do_sample": True, "top_p": 0.6}),
+    (Sampling(min_p=0.2, top_k=0, seed=3), {"do_sample": True, "min_p": 0.2, "top_k": 0}),
     (Sampling(top_k=0, temperature=2.0, seed=4), {"do_sample": True, "top_k": 0, "temperature": 2.0}),
     (Sampling(draw=True, seed=5), {"do_sample": True}),
     (Sampling(repetition_penalty=1.6), {"do_sample": False, "repetition_penalty": 1.6}),

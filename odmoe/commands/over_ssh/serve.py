@@ -173,7 +173,7 @@ def _request(settings: Settings, own: ServeSettings, keys: tuple[str, ...], outp
     given = settings.model_dump(mode="json", exclude_unset=True)
     mine = own.model_dump(mode="json", exclude_unset=True, exclude={"api_key", "api_key_file"})
     if settings.model:
-        mine.setdefault("model_name", Path(settings.model.rstrip("/")).name)
+        mine.setdefault("model_name", (Path(settings.model.rstrip("/")).name,))
     return {
         "do": "serve",
         "settings": {name: value for name, value in given.items() if name not in HERE_ONLY},

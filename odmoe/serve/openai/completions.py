@@ -9,7 +9,7 @@ from odmoe.serve.openai import logprobs
 from odmoe.serve.openai.engine_request import EngineRequest, options_from_request
 from odmoe.serve.openai.parts import Part
 from odmoe.token_texts import Offsets
-from scheduler.errors import PromptError
+from scheduler.errors import PromptError, PromptTooLongError
 
 if TYPE_CHECKING:
     from odmoe.serve.openai.requests import CompletionRequest
@@ -46,7 +46,8 @@ def _encode(service: Service, prompt: str | list[int]) -> list[int]:
     if isinstance(prompt, str):
         return service.model.opened.encode(prompt)
     if not 0 < len(prompt) < service.context:
-        raise PromptError(f"the prompt has {len(prompt)} tokens; allowed: 1 to {service.context - 1}, less its answer")
+        text = f"the prompt has {len(prompt)} tokens; allowed: 1 to {service.context - 1}, less its answer"
+        raise PromptTooLongError.of(text, len(prompt), service.context) if prompt else PromptError(text)
     wrong = next((token for token in prompt if token >= len(service.tokenizer)), None)
     if wrong is not None:
         raise PromptError(f"the prompt has token {wrong}; allowed: 0 to {len(service.tokenizer) - 1}")

@@ -98,6 +98,7 @@ def options_from_request(service: Service, request: AnswerRequest) -> GenerateOp
         request.seed,
         presence_penalty=request.presence_penalty,
         frequency_penalty=request.frequency_penalty,
+        min_p=request.min_p or None,
         logit_bias=_biases(request.logit_bias, len(service.tokenizer)),
     )
     how: GenerateOptions = {"sampling": plain(sampling), "stop": request.stop, "ignore_eos": request.ignore_eos}

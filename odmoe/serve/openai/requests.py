@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+from collections.abc import Iterator
 from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import (
@@ -20,6 +21,8 @@ from pydantic import (
 
 from odmoe.serve.api_error import ApiError
 from odmoe.serve.bounds.json_size import check_json_size
+from odmoe.serve.openai.neutral import plain_fields, plain_messages
+from odmoe.serve.request_fields import MOST_NAME, UnknownFields
 from odmoe.settings.bounds import LEAST_PENALTY, MOST_PENALTY, check_temperature
 from scheduler.unknown_names import nearest
 
@@ -27,34 +30,13 @@ MOST_LOGPROBS = 20
 """Most probable tokens whose log-probabilities one may ask for, as in OpenAI's chat API."""
 MOST_ANSWERS = 4096
 """Of one request: prompts times `n`."""
-UNUSED = ("user", "metadata", "safety_identifier", "prompt_cache_key")
-"""Fields that identify a request to its sender. By OpenAI's own definition they change no answer."""
-NEUTRAL: dict[str, tuple[Any, ...]] = {
-    "suffix": ("",),
-    "store": (False,),
-    "service_tier": ("auto", "default"),
-    "modalities": (["text"],),
-    "parallel_tool_calls": (True,),
-    "audio": (),
-    "functions": (),
-    "function_call": (),
-    "moderation": (),
-    "prediction": (),
-    "prompt_cache_options": (),
-    "prompt_cache_retention": (),
-    "reasoning_effort": (),
-    "verbosity": (),
-    "web_search_options": (),
-}
-"""Fields of OpenAI's API that are not supported, with the values that ask for nothing."""
-
 MOST_STOPS, MOST_STOP_CHARACTERS = 64, 1024
 """Stop texts of a request, and characters of each: every token is compared with them."""
 MOST_BIASES = 4096
 MOST_SCHEMA = 256 << 10
 """Characters of a JSON schema: for each answer a parser is made of it."""
-MOST_NAME = 100
-"""Characters of a field's name that are repeated to a client."""
+FEW_STRANGERS = 8
+"""Unknown fields of an object of which a request's errors or the log tell."""
 MOST_STOP_TOKENS = 4096
 
 
@@ -114,13 +96,13 @@ class Strict(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _with_one_stranger(cls, given: Any) -> Any:
-        """pydantic notes an error for each field that it does not know; one is enough."""
+    def _with_few_strangers(cls, given: Any) -> Any:
+        """pydantic notes an error for each field that it does not know; a few are enough."""
         if not isinstance(given, dict):
             return given
         known = {field.alias or name for name, field in cls.model_fields.items()}
         unknown_names = (name for name in given if name not in known)
-        kept = known.union(itertools.islice(unknown_names, 1))
+        kept = known.union(itertools.islice(unknown_names, FEW_STRANGERS))
         return {name: given[name] for name in given if name in kept}
 
 
@@ -174,6 +156,7 @@ class AnswerRequest(Strict):
     response_format: ResponseFormat | None = None
     # Not OpenAI's own: as the settings of these names.
     top_k: Annotated[int, Field(ge=0)] | None = None
+    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
     repetition_penalty: Annotated[float, Field(ge=LEAST_PENALTY, le=MOST_PENALTY)] | None = None
     ignore_eos: bool = False
     stop_token_ids: Annotated[list[TokenId], FailFast(), Field(max_length=MOST_STOP_TOKENS)] = Field(
@@ -276,8 +259,8 @@ class ChatRequest(AnswerRequest):
         return self.tools if name is None else [tool for tool in self.tools if tool["function"]["name"] == name]
 
 
-def parse(kind: type[Model], body: bytes | bytearray) -> Model:
-    """The request in a body. Raises ApiError."""
+def read_object(body: bytes | bytearray) -> dict[str, Any]:
+    """The JSON object in a body. Raises ApiError."""
     check_json_size(body)
     try:
         given = json.loads(str(body, "utf-8-sig"))
@@ -286,15 +269,34 @@ def parse(kind: type[Model], body: bytes | bytearray) -> Model:
     if not isinstance(given, dict):
         text = f"the body is a JSON {type(given).__name__}; an object is expected"
         raise ApiError(400, text, code="invalid_json")
-    given = {name: value for name, value in given.items() if value is not None and name not in UNUSED}
-    for name in (NEUTRAL.keys() & given.keys()) - kind.model_fields.keys():
-        value = given.pop(name)
-        if value not in NEUTRAL[name]:
-            raise ApiError(400, f"{name} is not supported; leave it out", param=name, code="unsupported_parameter")
+    return given
+
+
+def to_request(kind: type[Model], given: dict[str, Any], fields: UnknownFields) -> Model:
+    """The request that an object is. Raises ApiError."""
+    known = {field.alias or name for name, field in kind.model_fields.items()}
+    given = plain_fields(given, known, fields.strict)
+    if "messages" in known and isinstance(given.get("messages"), list):
+        given["messages"] = plain_messages(given["messages"], fields)
     try:
-        return kind.model_validate(given)
+        found = kind.model_validate(given, extra="forbid" if fields.strict else "allow")
     except ValidationError as error:
         raise _explain(error, kind) from error
+    for name in _strangers(found):
+        fields.on_unknown(name, kind.model_fields)
+    return found
+
+
+def _strangers(found: BaseModel, place: str = "") -> Iterator[str]:
+    """The paths of unknown fields, of which it is rid afterwards."""
+    for name in list(found.model_extra or ()):
+        yield f"{place}{name}"
+    if found.model_extra:
+        found.model_extra.clear()
+    for name in type(found).model_fields:
+        inner = getattr(found, name)
+        if isinstance(inner, BaseModel):
+            yield from _strangers(inner, f"{place}{name.rstrip('_')}.")
 
 
 def _explain(error: ValidationError, kind: type[BaseModel]) -> ApiError:

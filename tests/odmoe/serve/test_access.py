@@ -186,6 +186,38 @@ def test_every_answer_has_its_id(served: Served) -> None:
     assert found[0] != found[1]
 
 
+@pytest.mark.parametrize(
+    ("given", "is_taken"),
+    [
+        ("4b0e-req_1:a.b", True),
+        ("x" * 128, True),
+        ("x" * 129, False),
+        ("a b", False),
+        ('a"\x1b[1m', False),
+        ("", False),
+    ],
+)
+def test_a_clients_own_id(served: Served, given: str, is_taken: bool) -> None:
+    """In the answer's header and in its id, where it can do no harm in a log."""
+    asked = {"model": "demo-moe", "prompt": "a", "max_tokens": 1}
+    found = httpx2.post(f"{served.url}/v1/completions", json=asked, headers={b"X-Request-Id": given.encode()})
+    own = found.headers["x-request-id"]
+    assert (own == given) is is_taken
+    assert found.json()["id"] == f"cmpl-{own}"
+
+
+@pytest.mark.parametrize("path", ["/v1/models", "/v1/messages", "/api/tags"])
+def test_a_key_as_anthropics_clients_send_it(locked: Served, path: str) -> None:
+    for key, is_known in ((KEYS[0], True), ("wrong", False), ("", False)):
+        found = httpx2.get(f"{locked.url}{path}", headers={"x-api-key": key})
+        assert (found.status_code == 401) is not is_known
+    error = found.json()
+    if path == "/v1/messages":
+        assert (error["type"], error["error"]["type"]) == ("error", "authentication_error")
+    else:
+        assert "API key is missing or wrong" in str(error["error"])
+
+
 def test_a_request_in_pieces(served: Served) -> None:
     """As a slow client sends it."""
     data = json.dumps({"model": "demo-moe", "prompt": "a", "max_tokens": 1}).encode()

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from odmoe.serve.openai.requests import UNUSED, ChatRequest, CompletionRequest
+from odmoe.serve.openai.neutral import UNUSED
+from odmoe.serve.openai.requests import ChatRequest, CompletionRequest
 from support.paths import ROOT
 
 if TYPE_CHECKING:

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from odmoe.serve.api_error import ApiError
 from odmoe.serve.bounds import json_size
 from odmoe.serve.bounds.json_size import check_json_size
-from odmoe.serve.openai.requests import ChatRequest, CompletionRequest, parse
+from odmoe.serve.openai.requests import ChatRequest, CompletionRequest, read_object, to_request
+from odmoe.serve.request_fields import UnknownFields
 
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(alphabet='a"\\[]{},:é') | st.floats(allow_nan=False),
@@ -45,6 +46,10 @@ def test_counts_are_a_parsers(value: Any, indent: int | None) -> None:
             patch.setattr(json_size, name, count - 1)
             with pytest.raises(ApiError):
                 check_json_size(body)
+
+
+def parse(kind: Any, body: bytes) -> Any:
+    return to_request(kind, read_object(body), UnknownFields(True, print))
 
 
 HEAD = b'{"model": "m", "prompt": "a", '

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from odmoe.api.model import Model
 
 SECRET = "/home/somebody/store on host-7 (10.0.0.7:7200)\n\x1b[31m"
-FOR_CLIENTS = (errors.PromptError, errors.ConfigError, errors.QueueFullError)
+FOR_CLIENTS = (errors.PromptError, errors.PromptTooLongError, errors.ConfigError, errors.QueueFullError)
 """Whose text is about the request."""
 
 

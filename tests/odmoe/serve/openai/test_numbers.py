@@ -19,6 +19,7 @@ NUMBERS = (
     "temperature",
     "top_p",
     "top_k",
+    "min_p",
     "repetition_penalty",
     "presence_penalty",
     "frequency_penalty",

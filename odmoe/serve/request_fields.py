@@ -1,0 +1,122 @@
+"""The fields of a request's body: those that are read, those that ask for nothing, those that nobody knows."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, TypeVar
+
+from odmoe.serve.api_error import ApiError
+from scheduler.one_line import one_line
+from scheduler.unknown_names import nearest
+
+Value = TypeVar("Value")
+MOST_NAMES = 256
+"""Unknown fields that the log names, each once."""
+MOST_NAME = 100
+"""Characters of a field's name that are repeated to a client or in the log."""
+KINDS = {str: "text", int: "an integer", float: "a number", bool: "true or false", list: "a list", dict: "an object"}
+
+
+class UnknownFields:
+    """Fields that are not known here are ignored and named in the log, each once, or refused. Thread-safe."""
+
+    def __init__(self, strict: bool, log: Callable[[str], None]) -> None:
+        """`strict`: they are refused. `log`: gets a line."""
+        self.strict, self._log = strict, log
+        self._lock = threading.Lock()
+        self._named: set[str] = set()
+
+    def on_unknown(self, name: str, known: Iterable[str] = ()) -> None:
+        """`name`: with the path to it, such as `messages.refused`. Raises ApiError where they are refused."""
+        name = name[:MOST_NAME]
+        near = nearest(name, list(known))
+        if self.strict:
+            text = f"{name} is not a parameter that is known here{near}{' Or' if near else ';'} leave it out"
+            raise ApiError(400, text, param=name, code="unknown_parameter")
+        with self._lock:
+            if name in self._named or len(self._named) >= MOST_NAMES:
+                return
+            self._named.add(name)
+        self._log(
+            f"requests have the field {one_line(name)}, which is not known and has no effect{near or ';'} "
+            "odmoe serve --strict refuses such (said once)"
+        )
+
+
+def refuse_unsupported(given: dict[str, Any], neutral: Mapping[str, Sequence[Any]]) -> None:
+    """Removes the fields of `neutral`, which are not supported, where they have one of the values that ask for nothing.
+    Raises ApiError for another value."""
+    for name in neutral.keys() & given.keys():
+        value = given.pop(name)
+        if value not in neutral[name]:
+            raise ApiError(400, f"{name} is not supported; leave it out", param=name, code="unsupported_parameter")
+
+
+class Body:
+    """The fields of a request in another API's form. Each is taken once; `end` tells what is left."""
+
+    def __init__(self, given: Mapping[str, Any], place: str = "") -> None:
+        """`place`: the path to it within the request, for messages. A field that is null counts as not given."""
+        self._place = f"{place}." if place else ""
+        self._left = {name: value for name, value in given.items() if value is not None}
+        self._known: list[str] = []
+
+    def name_of(self, name: str) -> str:
+        """With the path to it."""
+        return f"{self._place}{name}"
+
+    def take(self, name: str, kind: type[Value], default: Value) -> Value:
+        """Raises ApiError for a value of another kind."""
+        found = self.take_any(name)
+        if found is None:
+            return default
+        is_number = kind is float and type(found) is int
+        if not (is_number or (isinstance(found, kind) and not (kind in (int, float) and isinstance(found, bool)))):
+            raise self.invalid(name, f"is not {KINDS.get(kind, kind.__name__)}")
+        return found  # type: ignore[no-any-return]
+
+    def need(self, name: str, kind: type[Value]) -> Value:
+        """Raises ApiError where it is missing."""
+        if name not in self._left:
+            place = self.name_of(name)
+            raise ApiError(400, f"{place} is missing", param=place, code="missing_required_parameter")
+        return self.take(name, kind, kind())
+
+    def take_any(self, name: str) -> Any:
+        """None: not given."""
+        self._known.append(name)
+        return self._left.pop(name, None)
+
+    def skip(self, *names: str) -> None:
+        """Fields that change no answer."""
+        for name in names:
+            self.take_any(name)
+
+    def refuse(self, neutral: Mapping[str, Sequence[Any]]) -> None:
+        """Raises ApiError where one of these fields has a value other than those that ask for nothing."""
+        for name, values in neutral.items():
+            value = self.take_any(name)
+            if value is not None and value not in values:
+                place = self.name_of(name)
+                raise ApiError(
+                    400, f"{place} is not supported; leave it out", param=place, code="unsupported_parameter"
+                )
+
+    def end(self, fields: UnknownFields) -> None:
+        """What is left is not known. Raises ApiError where that is refused."""
+        for name in self._left:
+            fields.on_unknown(self.name_of(name), self._known)
+
+    def invalid(self, name: str, why: str) -> ApiError:
+        place = self.name_of(name)
+        return ApiError(400, f"{place} {why}", param=place, code="invalid_value")
+
+
+def objects_in(given: list[Any], place: str) -> list[tuple[str, dict[str, Any]]]:
+    """(path, item) of each. Raises ApiError for an item that is no object."""
+    for number, item in enumerate(given):
+        if not isinstance(item, dict):
+            text = f"{place}.{number} is not an object"
+            raise ApiError(400, text, param=f"{place}.{number}", code="invalid_value")
+    return [(f"{place}.{number}", item) for number, item in enumerate(given)]
