@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import logging
 import threading
 import time
 from collections.abc import Callable, Generator, Iterator
@@ -19,6 +20,7 @@ from checkpoint.devices.names import accelerator_name
 from checkpoint.devices.transfer import to_host, token_ids
 from checkpoint.generation.own_path import OwnPath
 from checkpoint.generation.rotary import Rotary
+from checkpoint.kv_blocks import why_not_kept
 from checkpoint.linear_batch import at_once, batch_linear
 from checkpoint.native.encoded_linear import use_fast_kernel
 from checkpoint.row_caches import seen_at
@@ -28,12 +30,14 @@ from main_node.answer import Answer, Step, TokenLoops, step_of
 from main_node.block import Block, row_experts
 from main_node.choosing.chooser import Chooser, Ends, check_settings
 from main_node.choosing.prompt_scores import OutputLayer, PromptScores
+from main_node.chunks import Chunks
 from main_node.drafting import Drafting
 from main_node.engine.engine import Engine
 from main_node.engine.experts import RemoteExperts
 from main_node.engine.gate_watch import GateWatch, PassMemory, needs_watch
 from main_node.engine.sequence import Sequence
 from main_node.exactness import changed_weights
+from main_node.prefix_cache import KVKeeping, PrefixCache, PrefixReading, cuts_of, make_prefix_cache
 from main_node.report import MainMemory, Report, Times, build_report
 from main_node.request import Request
 from main_node.sampling import GREEDY, Sampling
@@ -44,6 +48,8 @@ from main_node.steps import PassJob, Steps
 from scheduler import types as t
 from scheduler.errors import ConfigError, NonFiniteError
 from wire.machine import processor_name
+
+_log = logging.getLogger(__name__)
 
 LAST_PREDICTIONS_S = 10.0
 """Longest wait for an answer's last predictions, so that recall counts them."""
@@ -100,6 +106,13 @@ class MainNode:
         self.drafting = Drafting(drafts, self.shape.experts, self.shape.top_k)
         self.admission = Admission(sharing, lambda: engine.deadlines.waited_s)
         chunk = sharing.prefill_chunk if kv.continues(self.model.config) and self._rotary.chunks else 0
+        self.why_nothing_kept = ""
+        """Why no prompt's KV cache is kept though that was asked for, in words."""
+        self._together = 0
+        """Most tokens of a prompt that are read in one pass of several chunks."""
+        self.prefix = self._make_prefix_cache(sharing.keeping, chunk) if sharing.keeping is not None else None
+        if self.prefix is not None:
+            chunk -= chunk % self.prefix.block
         self.steps = Steps(
             engine, sharing.launch_s, chunk, sharing.batch_dense, self._leave, self.drafting.on_step_ended
         )
@@ -117,6 +130,24 @@ class MainNode:
         self.experts = RemoteExperts(engine, watch)
         dispatch_experts(self.model, self._experts_of)
         self._output_layer = OutputLayer(self.model, self._scores)
+
+    def _make_prefix_cache(self, keeping: KVKeeping, chunk: int) -> PrefixCache | None:
+        """None where this model's caches cannot be kept. Raises ConfigError."""
+        config = self.model.config
+        self.why_nothing_kept = why_not_kept(config)
+        if self._rotary.by_length:
+            self.why_nothing_kept = f"{config.model_type} rotates keys by factors that depend on a prompt's length"
+        if self.why_nothing_kept:
+            _log.warning("--kv-memory: nothing is kept of earlier prompts: %s", self.why_nothing_kept)
+            return None
+        cuts = cuts_of(config, keeping, chunk, needs_watch(self.engine.core.strategy))
+        self._together = cuts.together
+        manifest = self.store.manifest
+        versions = f"torch {torch.__version__}, transformers {family.transformers_version()}"
+        how = f"{self.device_text}, {torch.get_num_threads()} threads, kernel {self.kernel}"
+        rows = f"rows {keeping.rows_at_once}, together {bool(cuts.together)}"
+        identity = f"{manifest.model_digest}, {manifest.dtype}, {versions}, {how}, {rows}"
+        return make_prefix_cache(keeping, cuts, config, self.device, identity)
 
     def _cache(self) -> Any:
         """The KV cache of the request whose pass is under way, None between passes."""
@@ -230,6 +261,7 @@ class MainNode:
         with contextlib.ExitStack() as at_end:
             at_end.callback(self.engine.on_answered, request)
             at_end.callback(self._note_cache_bytes)
+            at_end.callback(self._forget_doubted, request)
             at_end.callback(request.forget_predictions)
             at_end.enter_context(self.steps.taking_part(request))
             request.drafts = self.drafting.begin(request.sequence.prompt, request.sequence.max_new_tokens)
@@ -240,7 +272,7 @@ class MainNode:
         why it is the last. `began`: when the client asked for the first token."""
         sequence, number = request.sequence, request.number
         lost_before = self.engine.pace.lost_s
-        gained = self._read(request, sequence.prompt, 0, prefill=True)
+        gained = self._read_prompt(request)
         first = time.perf_counter()
         carried = self.engine.token_traffic(number)
         shadow_wait_s = longest_s = 0.0
@@ -300,48 +332,76 @@ class MainNode:
                 return drafts[:number]
         return drafts
 
-    def _read(self, request: Request, tokens: list[int], position: int, prefill: bool) -> tuple[int, ...]:
+    def _read_prompt(self, request: Request) -> tuple[int, ...]:
+        """All of it, or what the prefix cache does not have. Returns the next token."""
+        prompt = request.sequence.prompt
+        if self.prefix is None:
+            return self._read(request, prompt, 0, prefill=True)
+        with self.prefix.reading(prompt, find=request.prompt_scores is None) as reading:
+            at = request.cached_tokens = reading.position
+            self.engine.on_prefix_found(at)
+            request.is_cut = reading.is_cut
+            if reading.cache is not None:
+                request.sequence.cache, reading.cache = reading.cache, None
+            return self._read(request, prompt[at:], at, prefill=True, reading=reading)
+
+    def _read(
+        self, request: Request, tokens: list[int], position: int, prefill: bool, reading: PrefixReading | None = None
+    ) -> tuple[int, ...]:
         """Read tokens, the first of them at `position`, in one pass; a prompt perhaps in several. Returns the next
         token; after a token with drafts, one more for each draft that was right."""
         gained: tuple[int, ...] = ()
         while not gained:
-            job = self._job(request, tokens, position, prefill)
+            job = self._job(request, tokens, position, prefill, reading)
             gained = self.steps.run(job)
             request.prefill_passes += prefill and not request.sequence.tokens
-            request.chunked |= job.one.tokens < len(tokens)
+            request.chunked |= reading is None and job.one.tokens < len(tokens)
             request.steps += 1
             request.passes += job.shared
             request.rounded |= job.rounded
             tokens, position = tokens[job.one.tokens :], position + job.one.tokens
+            if reading is not None:
+                reading.on_read(None if request.rounded else request.sequence.cache, position)
         return gained
 
-    def _job(self, request: Request, tokens: list[int], position: int, prefill: bool) -> PassJob:
+    def _job(
+        self, request: Request, tokens: list[int], position: int, prefill: bool, reading: PrefixReading | None
+    ) -> PassJob:
         """A pass over `tokens`, or over the first of them; the first is at `position`."""
         visit = t.Visit(request.number, position, 0)
         memory: PassMemory | None = None
         in_block = len(tokens) > 1 and not prefill
+        most, size = len(tokens), 0
+        if reading is not None:
+            size, shared = reading.block, self._together if request.prompt_scores is None else 0
+            most = min(most, max(size, shared))
         current = _Current(visit, request.sequence.cache, in_block, request.unread_scores)
 
         def enter(one: t.Pass) -> None:
             nonlocal memory
             if memory is None and self.experts.watch is not None:
                 memory = PassMemory(final=one.tokens == len(tokens), last_rows=request.last_rows)
+            current.in_block = in_block or 0 < size < one.tokens
             current.whole = position + len(tokens) if one.tokens < len(tokens) else 0
             self._enter(current, memory)
 
         def forward(one: t.Pass) -> tuple[int, ...]:
             if in_block:
                 return self._forward_block(request, tokens, visit)
+            if 0 < size < one.tokens:
+                return self._forward_chunks(request, tokens[: one.tokens], visit, size, one.tokens == len(tokens))
             return self._forward(request, tokens[: one.tokens], last=one.tokens == len(tokens))
 
-        return PassJob(request, position, len(tokens), prefill, forward, enter)
+        return PassJob(request, position, most, prefill, forward, enter)
 
     def _report(self, request: Request, times: Times, finish: str, complete: bool) -> Report:
         weights, experts = self.weight_bytes, self.store.manifest.expert_bytes
         memory = MainMemory(self.device_bytes, weights, self._predictor_bytes, experts)
         kernel = self.kernel
         changes = [*changed_weights(self.store.manifest), *self._own_path.unfollowed, *self._rotary.unfollowed]
-        return build_report(self.engine, request, memory, times, finish, kernel, complete, self.device_text, changes)
+        report = build_report(self.engine, request, memory, times, finish, kernel, complete, self.device_text, changes)
+        self._forget_doubted(request)
+        return report
 
     def _finish(self, request: Request, token: int) -> str | None:
         """Append a token to the answer. Returns `Report.finish` if the answer ends there, else None."""
@@ -394,6 +454,21 @@ class MainNode:
         self.engine.spans.end_pass(request.number)
         return tuple(gained)
 
+    def _forward_chunks(
+        self, request: Request, tokens: list[int], visit: t.Visit, size: int, last: bool
+    ) -> tuple[int, ...]:
+        """As `_forward`, in chunks of `size` that share each layer's experts."""
+
+        def experts(
+            layer: int, hidden: torch.Tensor, index: torch.Tensor, weights: torch.Tensor, chunks: tuple[int, ...]
+        ) -> torch.Tensor:
+            return self.experts.compute(visit._replace(layer=layer), hidden, index, weights, chunks=chunks)
+
+        logits = Chunks(self._logits, tokens, request.sequence.cache, visit.position, size, experts).run()
+        gained = (self._choose(request, logits),) if last else ()
+        self.engine.spans.end_pass(request.number)
+        return gained
+
     def _logits(self, tokens: list[int], cache: Any) -> torch.Tensor:
         """Of the token after `tokens`: [V], float32."""
         ids = token_ids(tokens, self.device)
@@ -416,10 +491,17 @@ class MainNode:
             self.engine.check(request.number)
             raise
 
+    def _forget_doubted(self, request: Request) -> None:
+        """An output of its passes may be wrong, and so may be what is kept of its prompt."""
+        if request.is_doubted and self.prefix is not None:
+            self.prefix.forget()
+
     def _note_cache_bytes(self, beside: int = 0) -> None:
         """The caches of open requests take most when one of these ends, or at the end of a block, which keeps bytes
         `beside` them."""
         held = beside + sum(request.sequence.cache_bytes() for request in self.admission.requests())
+        if self.prefix is not None:
+            held += self.prefix.store.nbytes
         with self._noting:
             self._cache_bytes_max = max(self._cache_bytes_max, held)
 
@@ -446,6 +528,8 @@ class MainNode:
         self.steps.close()
         self.engine.close()
         self.steps.join()
+        if self.prefix is not None:
+            self.prefix.close()
 
 
 def _device_name(device: torch.device) -> str:

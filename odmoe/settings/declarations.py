@@ -11,7 +11,21 @@ from pydantic import AfterValidator, Field
 from odmoe.settings.bounds import LEAST_PENALTY, MOST_PENALTY, TEMPERATURES, check_temperature
 from odmoe.settings.system_settings import SystemSettings, chosen_by_preset
 from odmoe.settings.table import Count, Number, count, one_of, setting
-from odmoe.settings.units import AUDIT, DEVICE, DRAFTS, MEMORY, SLOTS, TOTAL, Audit, Device, Drafts, Memory, Slots
+from odmoe.settings.units import (
+    AUDIT,
+    DEVICE,
+    DRAFTS,
+    MEMORY,
+    SIZE,
+    SLOTS,
+    TOTAL,
+    Audit,
+    Bytes,
+    Device,
+    Drafts,
+    Memory,
+    Slots,
+)
 from scheduler.limits import MAX_CONTEXT, MAX_THREADS, MAX_WORKERS
 
 MAX_PARALLEL, MAX_QUEUE = 64, 1024
@@ -330,6 +344,32 @@ class Declarations(SystemSettings):
         LOAD_CHECKS,
         "Loads that are compared with the store's checksums (auto takes up to 2 % of their time)",
         heading="Memory",
+        fixed="running",
+    )
+
+    kv_memory: Bytes | None = setting(
+        None,
+        SIZE,
+        "Memory for the KV caches of earlier prompts, for prompts that begin alike (default: none is kept)",
+        heading="Memory",
+        metavar="SIZE",
+        fixed="running",
+        verify=True,
+    )
+    kv_disk: str | None = setting(
+        None,
+        "a directory",
+        "Directory where these KV caches stay when the main node ends; needs --kv-memory",
+        heading="Memory",
+        metavar="DIR",
+        fixed="running",
+    )
+    kv_disk_size: Bytes = setting(
+        10_000_000_000,
+        SIZE,
+        "Most bytes in --kv-disk; what was not used for longest gives way",
+        heading="Memory",
+        metavar="SIZE",
         fixed="running",
     )
 

@@ -62,6 +62,11 @@ class Settings(Declarations):
             )
 
     def _check_memory(self, named: Callable[[str], str]) -> None:
+        if self.kv_disk is not None and self.kv_memory is None:
+            raise ConfigError(
+                f"{named('kv_disk')} is {self.kv_disk} without {named('kv_memory')}, through which KV caches are found; "
+                f"give {named('kv_memory')}, such as 1GB, too"
+            )
         if self.memory is None:
             return
         if self.device_memory is not None or self.slots_given:
