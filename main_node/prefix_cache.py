@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
 
-SMALL_BLOCK, BLOCK = 64, 256
+SMALL_BLOCK, BLOCK = 128, 256
 """Tokens of a block. Where blocks share a pass, small ones cost nothing but calls; else each loads its own experts."""
 
 

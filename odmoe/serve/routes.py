@@ -101,7 +101,7 @@ class _Answering:
         got: list[AnswerEvent] = []
         while not exchange.whole:
             got += await exchange.take()
-        usage = usage_of(wanted.prompt_tokens, _tokens(exchange))
+        usage = usage_of(wanted.prompt_tokens, _tokens(exchange), exchange.cached_tokens)
         return WholeResponse(await under_way.unless_stopped(asyncio.to_thread(_whole, shape, got, usage)))
 
     async def _read(self, under_way: RequestUnderWay) -> AnswerRequest:
@@ -122,7 +122,9 @@ async def _events(exchange: Exchange, shape: Shape, usage: bool, held: Held) -> 
             yield data
         held.free_results(got)
     if usage:
-        yield event(shape.usage_chunk(usage_of(exchange.wanted.prompt_tokens, _tokens(exchange))))
+        yield event(
+            shape.usage_chunk(usage_of(exchange.wanted.prompt_tokens, _tokens(exchange), exchange.cached_tokens))
+        )
     yield DONE
 
 

@@ -54,7 +54,9 @@ def test_a_warm_answer_is_the_cold_one(family: str, tiny: Any, tmp_path: Path) -
             report, found = answers(cluster, prompt, TOKENS)
             assert (report.token_ids, report.cached_tokens) == (tokens, before if kept else 0)
             assert all(torch.equal(mine, one) for mine, one in zip(found, logits, strict=True))
-        cluster.main.drafting = ScriptedDrafts({tuple(prompt): answer for prompt, (answer, _) in zip(PROMPTS, cold)})
+        cluster.main.drafting = ScriptedDrafts(
+            {tuple(prompt): answer for prompt, (answer, _) in zip(PROMPTS, cold, strict=True)}
+        )
         together = answers_together(cluster.main, PROMPTS, [TOKENS] * len(PROMPTS))
         for mine, (tokens, logits) in zip(together, cold, strict=True):
             assert (mine.tokens, mine.report.cached_tokens > 0) == (tokens, kept)
