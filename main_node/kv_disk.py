@@ -228,7 +228,7 @@ def decode(path: Path, identity: str, key: Key) -> KVBlock:
     block's."""
     with safe_open(path, framework="pt") as file:
         metadata = file.metadata() or {}
-        tensors = {name: file.get_tensor(name).clone() for name in sorted(file.keys())}  # noqa: SIM118 - no mapping
+        tensors = {name: file.get_tensor(name).clone() for name in sorted(file.keys())}
     if metadata.get("xxh3") != _checksum(metadata.get("about", ""), tensors.items()):
         raise ValueError("its checksum is another one")
     about = json.loads(metadata["about"])

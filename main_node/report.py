@@ -124,10 +124,10 @@ class Report:
     inexact: list[str] = field(default_factory=list)
     """Why tokens may be others than Transformers': options that change answers (`--router skip`, `--kernel fast`),
     products shared with other requests that may have lost their last bit (`--batch-dense`), tokens read in chunks
-    (`--prefill-chunk`, `--kv-memory`), devices of different kinds, settings in `ignored`, outputs of workers that were found to give
-    wrong ones or to round otherwise, methods of the family's own `generate` that are not followed here, and experts
-    that were quantised while their store was made (`experts in int4 of bfloat16, groups of 64`): tokens are then those
-    of the quantised model."""
+    (`--prefill-chunk`, `--kv-memory`), devices of different kinds, settings in `ignored`, outputs of workers that were
+    found to give wrong ones or to round otherwise, methods of the family's own `generate` that are not followed here,
+    and experts that were quantised while their store was made (`experts in int4 of bfloat16, groups of 64`): tokens are
+    then those of the quantised model."""
     cached_tokens: int = 0
     """Tokens of the prompt that were not read, since the prefix cache had them (`--kv-memory`)."""
     read_again: int = 0

@@ -157,11 +157,11 @@ def make_shadow(settings: Settings, store: ExpertStore, emulation: Emulation | N
 
 def _keeping(settings: Settings, store: ExpertStore) -> KVKeeping | None:
     """What is kept of earlier prompts' KV caches."""
-    if settings.kv_memory is None:
+    if not settings.kept_bytes:
         return None
     rows = settings.mini_batch or (0 if rows_travel(settings) else rows_at_once(store, model_shape(store)))
     directory = None if settings.kv_disk is None else Path(settings.kv_disk).expanduser()
-    return KVKeeping(settings.kv_memory, directory, settings.kv_disk_size, rows)
+    return KVKeeping(settings.kept_bytes, directory, settings.kv_disk_size, rows)
 
 
 def make_main(settings: Settings, store: ExpertStore, engine: Engine, shadow: ShadowStart | None) -> MainNode:

@@ -21,6 +21,7 @@ from odmoe.settings.units import (
     TOTAL,
     Audit,
     Bytes,
+    BytesOrNone,
     Device,
     Drafts,
     Memory,
@@ -40,6 +41,8 @@ EXPERTS = ("native", "dequantised", "int4", "int8")
 DENSE = ("plain", "int8", "int4", "published")
 KERNELS = ("exact", "fast")
 ROLES = ("main", "shadow", "worker")
+KV_MEMORY = 512 << 20
+"""Bytes of `kv_memory` where earlier prompts are kept and it is not given."""
 CUDA = "cuda"
 """The loader onto a GPU, and torch's name of the GPU's type."""
 
@@ -347,10 +350,10 @@ class Declarations(SystemSettings):
         fixed="running",
     )
 
-    kv_memory: Bytes | None = setting(
-        None,
-        SIZE,
-        "Memory for the KV caches of earlier prompts, for prompts that begin alike (default: none is kept)",
+    kv_memory: BytesOrNone = setting(
+        0,
+        f"{SIZE}, or 0",
+        "Memory for KV caches of earlier prompts, for prompts that begin alike (default: 0, none; serve: 512MiB)",
         heading="Memory",
         metavar="SIZE",
         fixed="running",
@@ -359,7 +362,7 @@ class Declarations(SystemSettings):
     kv_disk: str | None = setting(
         None,
         "a directory",
-        "Directory where these KV caches stay when the main node ends; needs --kv-memory",
+        "Directory where these KV caches stay when the main node ends",
         heading="Memory",
         metavar="DIR",
         fixed="running",
@@ -367,7 +370,7 @@ class Declarations(SystemSettings):
     kv_disk_size: Bytes = setting(
         10_000_000_000,
         SIZE,
-        "Most bytes in --kv-disk; what was not used for longest gives way",
+        "Most bytes in --kv-disk; what was not used for longest gives way (default: 10GB)",
         heading="Memory",
         metavar="SIZE",
         fixed="running",
