@@ -20,6 +20,8 @@ from scheduler.errors import UnsupportedFamilyError
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
+Key = bytes
+"""Of a block: the hash of its tokens and of the key of the block before it."""
 Name = tuple[int, str]
 """Number of a cache's layer, and attribute of the layer."""
 

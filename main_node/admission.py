@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from main_node.prefix_cache import KVKeeping
+from main_node.kept_prompts import KVKeeping
 from main_node.request import Request
 from scheduler.errors import DeadlineError, QueueFullError
 

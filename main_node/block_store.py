@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import hashlib
+import struct
 import threading
 from collections import Counter, OrderedDict
 from collections.abc import Sequence
 from typing import Generic, Protocol, TypeVar
 
-import numpy as np
-
-Key = bytes
-"""Of a block: the hash of its tokens and of the key of the block before it."""
+from checkpoint.kv_blocks import Key
 
 
 def key_of(parent: Key, tokens: Sequence[int]) -> Key:
     """The key of the block of `tokens` that follows the block `parent`."""
-    return hashlib.blake2b(np.asarray(tokens, dtype="<i8").tobytes(), key=parent[:64], digest_size=20).digest()
+    return hashlib.blake2b(struct.pack(f"<{len(tokens)}q", *tokens), key=parent[:64], digest_size=20).digest()
 
 
 class Sized(Protocol):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -18,8 +18,12 @@ from checkpoint.linear_batch import at_once
 from checkpoint.row_caches import seen_at
 from main_node.block import RowGate
 
-Experts = Callable[[int, torch.Tensor, torch.Tensor, torch.Tensor, tuple[int, ...]], torch.Tensor]
-"""(layer, hidden [T, H], index [T, k], weights [T, k], the chunk of each row) -> the experts' outputs [T, H]."""
+
+class Experts(Protocol):
+    """Computes a layer's."""
+
+    def __call__(self, layer: int, *rows: torch.Tensor, chunks: tuple[int, ...]) -> torch.Tensor:
+        """`rows`: hidden [T, H], index [T, k], weights [T, k]; `chunks`: of each row -> the outputs [T, H]."""
 
 
 class _Dropped(BaseException):
@@ -53,8 +57,7 @@ class Chunks:
             while gates:
                 layer = gates[0].layer
                 parts = zip(*((gate.hidden, gate.chosen, gate.weights) for gate in gates), strict=True)
-                hidden, chosen, weights = (torch.cat(part) for part in parts)
-                output = self._experts(layer, hidden, chosen, weights, self._numbers)
+                output = self._experts(layer, *(torch.cat(part) for part in parts), chunks=self._numbers)
                 gates = self._go_on([some.clone() for some in output.split(self._counts)])
             return self._chunks[-1].result
         except BaseException:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import logging
 import threading
 import time
 from collections.abc import Callable, Generator, Iterator
@@ -20,7 +19,6 @@ from checkpoint.devices.names import accelerator_name
 from checkpoint.devices.transfer import to_host, token_ids
 from checkpoint.generation.own_path import OwnPath
 from checkpoint.generation.rotary import Rotary
-from checkpoint.kv_blocks import why_not_kept
 from checkpoint.linear_batch import at_once, batch_linear
 from checkpoint.native.encoded_linear import use_fast_kernel
 from checkpoint.row_caches import seen_at
@@ -37,7 +35,8 @@ from main_node.engine.experts import RemoteExperts
 from main_node.engine.gate_watch import GateWatch, PassMemory, needs_watch
 from main_node.engine.sequence import Sequence
 from main_node.exactness import changed_weights
-from main_node.prefix_cache import KVKeeping, PrefixCache, PrefixReading, cuts_of, make_prefix_cache
+from main_node.kept_prompts import KeptPrompts
+from main_node.prefix_cache import PrefixReading
 from main_node.report import MainMemory, Report, Times, build_report
 from main_node.request import Request
 from main_node.sampling import GREEDY, Sampling
@@ -48,8 +47,6 @@ from main_node.steps import PassJob, Steps
 from scheduler import types as t
 from scheduler.errors import ConfigError, NonFiniteError
 from wire.machine import processor_name
-
-_log = logging.getLogger(__name__)
 
 LAST_PREDICTIONS_S = 10.0
 """Longest wait for an answer's last predictions, so that recall counts them."""
@@ -106,15 +103,17 @@ class MainNode:
         self.drafting = Drafting(drafts, self.shape.experts, self.shape.top_k)
         self.admission = Admission(sharing, lambda: engine.deadlines.waited_s)
         chunk = sharing.prefill_chunk if kv.continues(self.model.config) and self._rotary.chunks else 0
-        self.why_nothing_kept = ""
-        """Why no prompt's KV cache is kept though that was asked for, in words."""
-        self._together = 0
-        """Most tokens of a prompt that are read in one pass of several chunks."""
-        self.prefix = self._make_prefix_cache(sharing.keeping, chunk) if sharing.keeping is not None else None
-        if self.prefix is not None:
-            chunk -= chunk % self.prefix.block
+        self.kept = KeptPrompts(
+            sharing.keeping,
+            self.model.config,
+            self.device,
+            chunk,
+            needs_watch(engine.core.strategy),
+            self._rotary.by_length,
+            f"{store.manifest.model_digest}, {store.manifest.dtype}, {self.device_text}, kernel {self.kernel}",
+        )
         self.steps = Steps(
-            engine, sharing.launch_s, chunk, sharing.batch_dense, self._leave, self.drafting.on_step_ended
+            engine, sharing.launch_s, self.kept.chunk, sharing.batch_dense, self._leave, self.drafting.on_step_ended
         )
         self._current: _Current | None = None
         self._loops = TokenLoops()
@@ -130,24 +129,6 @@ class MainNode:
         self.experts = RemoteExperts(engine, watch)
         dispatch_experts(self.model, self._experts_of)
         self._output_layer = OutputLayer(self.model, self._scores)
-
-    def _make_prefix_cache(self, keeping: KVKeeping, chunk: int) -> PrefixCache | None:
-        """None where this model's caches cannot be kept. Raises ConfigError."""
-        config = self.model.config
-        self.why_nothing_kept = why_not_kept(config)
-        if self._rotary.by_length:
-            self.why_nothing_kept = f"{config.model_type} rotates keys by factors that depend on a prompt's length"
-        if self.why_nothing_kept:
-            _log.warning("--kv-memory: nothing is kept of earlier prompts: %s", self.why_nothing_kept)
-            return None
-        cuts = cuts_of(config, keeping, chunk, needs_watch(self.engine.core.strategy))
-        self._together = cuts.together
-        manifest = self.store.manifest
-        versions = f"torch {torch.__version__}, transformers {family.transformers_version()}"
-        how = f"{self.device_text}, {torch.get_num_threads()} threads, kernel {self.kernel}"
-        rows = f"rows {keeping.rows_at_once}, together {bool(cuts.together)}"
-        identity = f"{manifest.model_digest}, {manifest.dtype}, {versions}, {how}, {rows}"
-        return make_prefix_cache(keeping, cuts, config, self.device, identity)
 
     def _cache(self) -> Any:
         """The KV cache of the request whose pass is under way, None between passes."""
@@ -261,7 +242,7 @@ class MainNode:
         with contextlib.ExitStack() as at_end:
             at_end.callback(self.engine.on_answered, request)
             at_end.callback(self._note_cache_bytes)
-            at_end.callback(self._forget_doubted, request)
+            at_end.callback(self.kept.on_ended, request)
             at_end.callback(request.forget_predictions)
             at_end.enter_context(self.steps.taking_part(request))
             request.drafts = self.drafting.begin(request.sequence.prompt, request.sequence.max_new_tokens)
@@ -333,17 +314,11 @@ class MainNode:
         return drafts
 
     def _read_prompt(self, request: Request) -> tuple[int, ...]:
-        """All of it, or what the prefix cache does not have. Returns the next token."""
-        prompt = request.sequence.prompt
-        if self.prefix is None:
-            return self._read(request, prompt, 0, prefill=True)
-        with self.prefix.reading(prompt, find=request.prompt_scores is None) as reading:
-            at = request.cached_tokens = reading.position
+        """All of it, or what is not kept of it. Returns the next token."""
+        with self.kept.reading(request) as reading:
+            at = request.cached_tokens
             self.engine.on_prefix_found(at)
-            request.is_cut = reading.is_cut
-            if reading.cache is not None:
-                request.sequence.cache, reading.cache = reading.cache, None
-            return self._read(request, prompt[at:], at, prefill=True, reading=reading)
+            return self._read(request, request.sequence.prompt[at:], at, prefill=True, reading=reading)
 
     def _read(
         self, request: Request, tokens: list[int], position: int, prefill: bool, reading: PrefixReading | None = None
@@ -373,8 +348,7 @@ class MainNode:
         in_block = len(tokens) > 1 and not prefill
         most, size = len(tokens), 0
         if reading is not None:
-            size, shared = reading.block, self._together if request.prompt_scores is None else 0
-            most = min(most, max(size, shared))
+            size, most = reading.block, min(most, self.kept.most_tokens(request, reading))
         current = _Current(visit, request.sequence.cache, in_block, request.unread_scores)
 
         def enter(one: t.Pass) -> None:
@@ -400,7 +374,7 @@ class MainNode:
         kernel = self.kernel
         changes = [*changed_weights(self.store.manifest), *self._own_path.unfollowed, *self._rotary.unfollowed]
         report = build_report(self.engine, request, memory, times, finish, kernel, complete, self.device_text, changes)
-        self._forget_doubted(request)
+        self.kept.on_ended(request)
         return report
 
     def _finish(self, request: Request, token: int) -> str | None:
@@ -459,10 +433,8 @@ class MainNode:
     ) -> tuple[int, ...]:
         """As `_forward`, in chunks of `size` that share each layer's experts."""
 
-        def experts(
-            layer: int, hidden: torch.Tensor, index: torch.Tensor, weights: torch.Tensor, chunks: tuple[int, ...]
-        ) -> torch.Tensor:
-            return self.experts.compute(visit._replace(layer=layer), hidden, index, weights, chunks=chunks)
+        def experts(layer: int, *rows: torch.Tensor, chunks: tuple[int, ...]) -> torch.Tensor:
+            return self.experts.compute(visit._replace(layer=layer), *rows, chunks=chunks)
 
         logits = Chunks(self._logits, tokens, request.sequence.cache, visit.position, size, experts).run()
         gained = (self._choose(request, logits),) if last else ()
@@ -491,17 +463,10 @@ class MainNode:
             self.engine.check(request.number)
             raise
 
-    def _forget_doubted(self, request: Request) -> None:
-        """An output of its passes may be wrong, and so may be what is kept of its prompt."""
-        if request.is_doubted and self.prefix is not None:
-            self.prefix.forget()
-
     def _note_cache_bytes(self, beside: int = 0) -> None:
         """The caches of open requests take most when one of these ends, or at the end of a block, which keeps bytes
         `beside` them."""
-        held = beside + sum(request.sequence.cache_bytes() for request in self.admission.requests())
-        if self.prefix is not None:
-            held += self.prefix.store.nbytes
+        held = beside + sum(request.sequence.cache_bytes() for request in self.admission.requests()) + self.kept.nbytes
         with self._noting:
             self._cache_bytes_max = max(self._cache_bytes_max, held)
 
@@ -528,8 +493,7 @@ class MainNode:
         self.steps.close()
         self.engine.close()
         self.steps.join()
-        if self.prefix is not None:
-            self.prefix.close()
+        self.kept.close()
 
 
 def _device_name(device: torch.device) -> str:

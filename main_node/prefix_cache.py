@@ -9,25 +9,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
-from checkpoint.kv_blocks import KVBlock, are_rows_only, cache_of, take_block
-from main_node.block_store import BlockStore, Key, key_of
+from checkpoint.kv_blocks import Key, KVBlock, cache_of, take_block
+from main_node.block_store import BlockStore, key_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
 
-SMALL_BLOCK, BLOCK = 128, 256
-"""Tokens of a block. Where blocks share a pass, small ones cost nothing but calls; else each loads its own experts."""
-
-
 class KVDisk(Protocol):
-    """Where blocks stay when a node ends. See `main_node.kv_disk.KVDirectory`."""
+    """Where blocks stay when a node ends. See `checkpoint.kv_files.KVDirectory`."""
 
     def load(self, key: Key) -> KVBlock | None: ...
 
@@ -148,48 +142,3 @@ class PrefixCache:
     def close(self) -> None:
         if self._disk is not None:
             self._disk.close()
-
-
-@dataclass(frozen=True, slots=True)
-class KVKeeping:
-    """What is kept of earlier prompts' KV caches."""
-
-    memory_bytes: int
-    """Most bytes in memory."""
-    directory: Path | None = None
-    """Where they stay when the node ends."""
-    disk_bytes: int = 0
-    """Most bytes there."""
-    rows_at_once: int = 0
-    """As many rows of an expert as travel and are computed together; 0: some other number, which depends on all rows.
-    Chunks share a pass only where no chunk's rows are divided."""
-
-
-class Cuts(NamedTuple):
-    """Where a main node cuts prompts."""
-
-    block: int
-    """Tokens of a block."""
-    together: int
-    """Most tokens of blocks that are read in one pass, sharing each layer's experts; 0: each in a pass of its own."""
-
-
-def cuts_of(config: PreTrainedConfig, keeping: KVKeeping, chunk: int, by_itself: bool) -> Cuts:
-    """`chunk`: most tokens of a prompt that are read while others are answered; 0: no bound. `by_itself`: each pass
-    reads one block, since something looks at its gates."""
-    can_share = are_rows_only(config) and not by_itself
-    block = min(SMALL_BLOCK, chunk or SMALL_BLOCK)
-    together = keeping.rows_at_once // block * block if can_share else 0
-    return Cuts(block, together) if together else Cuts(min(BLOCK, chunk or BLOCK), 0)
-
-
-def make_prefix_cache(
-    keeping: KVKeeping, cuts: Cuts, config: PreTrainedConfig, device: torch.device, identity: str
-) -> PrefixCache:
-    """Raises ConfigError for a directory that cannot be used."""
-    disk = None
-    if keeping.directory is not None:
-        from main_node.kv_disk import KVDirectory
-
-        disk = KVDirectory(keeping.directory, keeping.disk_bytes, f"{identity}, blocks of {cuts.block}")
-    return PrefixCache(BlockStore(keeping.memory_bytes), cuts.block, config, device, identity, disk)

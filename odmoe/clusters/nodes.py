@@ -21,8 +21,8 @@ from main_node.drafting import DraftSource
 from main_node.engine.engine import Engine, Waits
 from main_node.engine.pace import MainPace
 from main_node.engine.peers import Connect
+from main_node.kept_prompts import KVKeeping
 from main_node.node import MainNode
-from main_node.prefix_cache import KVKeeping
 from main_node.shadow_start import ShadowStart
 from main_node.shape import model_shape
 from main_node.sources import Computing, PredictionSources, TextRules

@@ -22,8 +22,7 @@ import xxhash
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 
-from checkpoint.kv_blocks import KVBlock
-from main_node.block_store import Key
+from checkpoint.kv_blocks import Key, KVBlock
 from scheduler.errors import ConfigError
 
 SUFFIX = ".kv"
@@ -58,7 +57,7 @@ class KVDirectory:
         """How often everything was forgotten."""
         self._paused_until = 0.0
         try:
-            directory.mkdir(parents=True, exist_ok=True)
+            directory.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._scan()
         except OSError as error:
             raise ConfigError(
@@ -167,7 +166,7 @@ class KVDirectory:
                 return
         part = self._directory / f"{name}.part"
         try:
-            with part.open("wb") as file:
+            with os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
                 file.write(data)
                 file.flush()
                 os.fsync(file.fileno())
@@ -244,7 +243,7 @@ def _checksum(about: str, tensors: Iterable[tuple[str, torch.Tensor]]) -> str:
     digest = xxhash.xxh3_128(about.encode())
     for name, tensor in tensors:
         digest.update(name.encode())
-        digest.update(tensor.reshape(-1).view(torch.uint8).numpy() if tensor.numel() else b"")
+        digest.update(memoryview(tensor.reshape(-1).view(torch.uint8).numpy()) if tensor.numel() else b"")
     return str(digest.hexdigest())
 
 

@@ -12,7 +12,7 @@ import torch
 from safetensors import safe_open
 
 from checkpoint.kv_blocks import KVBlock
-from main_node.kv_disk import KVDirectory
+from checkpoint.kv_files import KVDirectory
 from scheduler.errors import ConfigError
 
 KEYS = [bytes([number] * 20) for number in range(4)]
