@@ -32,7 +32,7 @@ from scripts.lib.provenance import header, save_rows
 from scripts.lib.tables import Column, text_table
 from scripts.peers.checkpoints import VOCABULARY, Shape, make_checkpoint
 
-SHAPE = Shape("conversation", "qwen3_moe", layers=3, experts=32, top_k=4, inner=256, hidden=512, heads=4, key_heads=2)
+SHAPE = Shape("conversation", "qwen3_moe", layers=2, experts=16, top_k=2, inner=256, hidden=512, heads=4, key_heads=2)
 TURNS = (500, 300, 300, 260, 60)
 """New tokens of each turn."""
 ANSWER = 20
