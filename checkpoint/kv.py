@@ -342,15 +342,23 @@ def _check(place: torch.Tensor, sent: torch.Tensor, start: int, optional: bool) 
 
 
 def _growing(cache: Any) -> list[Growing]:
-    found = []
-    for layer in cache.layers:
-        sliding = getattr(layer, "is_sliding", False)
-        for name, axis in _GROWING:
-            tensor = getattr(layer, name, None)
-            if isinstance(tensor, torch.Tensor):
-                first = layer.get_seq_length() - tensor.shape[axis] if sliding else 0
-                found.append(Growing(tensor, axis, first, not sliding))
+    return [kept for layer in cache.layers for kept in growing_of(layer).values()]
+
+
+def growing_of(layer: Any) -> dict[str, Growing]:
+    """A cache layer's tensors that grow by a row a token, by attribute."""
+    sliding, found = getattr(layer, "is_sliding", False), {}
+    for name, axis in _GROWING:
+        tensor = getattr(layer, name, None)
+        if isinstance(tensor, torch.Tensor) and tensor.dim() > 1:  # an empty one has no axis yet
+            first = layer.get_seq_length() - tensor.shape[axis] if sliding else 0
+            found[name] = Growing(tensor, axis, first, not sliding)
     return found
+
+
+def row_axis(name: str) -> int:
+    """The axis along which an attribute of `growing_of` grows."""
+    return dict(_GROWING)[name]
 
 
 def _states(cache: Any) -> list[torch.Tensor]:

@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+from main_node.kept_prompts import KVKeeping
 from main_node.request import Request
 from scheduler.errors import DeadlineError, QueueFullError
 
@@ -29,6 +30,8 @@ class Sharing:
     """Most tokens of prompt and answer, if that is less than the model's limit."""
     launch_s: float = 600.0
     """Longest wait for the shadow, for a place and for a step."""
+    keeping: KVKeeping | None = None
+    """Of the KV caches of earlier prompts; None: nothing is kept."""
 
 
 class Admission:

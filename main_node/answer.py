@@ -38,6 +38,8 @@ class Step:
     which follows nothing."""
     is_end: bool = False
     """The token ends the answer and is no part of its text: end-of-sequence, or one of `stop_token_ids`."""
+    cached_tokens: int = 0
+    """With the first token: `Report.cached_tokens`."""
 
 
 def step_of(request: Request, token: int, finish: str | None) -> Step:
@@ -45,7 +47,8 @@ def step_of(request: Request, token: int, finish: str | None) -> Step:
     logprobs = request.logprobs.popleft() if request.logprobs else None
     scores = request.prompt_scores if len(request.sequence.tokens) == 1 else None
     is_end = finish == "stop" and token in request.chooser.last_tokens
-    return Step(token, None, finish, logprobs, tuple(scores.found) if scores is not None else None, is_end)
+    cached = request.cached_tokens if len(request.sequence.tokens) == 1 else 0
+    return Step(token, None, finish, logprobs, tuple(scores.found) if scores is not None else None, is_end, cached)
 
 
 def collect(answer: Iterable[Step]) -> tuple[list[int], Report]:

@@ -26,6 +26,7 @@ def inexact(
         f"--kernel {kernel}": kernel != "exact",
         "--batch-dense": request.rounded,
         "--prefill-chunk": request.chunked,
+        "--kv-memory": request.is_cut,
         "devices of different kinds": not one_kind,
         "ignored generation settings": bool(request.chooser.ignored),
         "suspect workers": doubted,

@@ -28,12 +28,15 @@ from main_node.answer import Answer, Step, TokenLoops, step_of
 from main_node.block import Block, row_experts
 from main_node.choosing.chooser import Chooser, Ends, check_settings
 from main_node.choosing.prompt_scores import OutputLayer, PromptScores
+from main_node.chunks import Chunks
 from main_node.drafting import Drafting
 from main_node.engine.engine import Engine
 from main_node.engine.experts import RemoteExperts
 from main_node.engine.gate_watch import GateWatch, PassMemory, needs_watch
 from main_node.engine.sequence import Sequence
 from main_node.exactness import changed_weights
+from main_node.kept_prompts import KeptPrompts
+from main_node.prefix_cache import PrefixReading
 from main_node.report import MainMemory, Report, Times, build_report
 from main_node.request import Request
 from main_node.sampling import GREEDY, Sampling
@@ -100,8 +103,17 @@ class MainNode:
         self.drafting = Drafting(drafts, self.shape.experts, self.shape.top_k)
         self.admission = Admission(sharing, lambda: engine.deadlines.waited_s)
         chunk = sharing.prefill_chunk if kv.continues(self.model.config) and self._rotary.chunks else 0
+        self.kept = KeptPrompts(
+            sharing.keeping,
+            self.model.config,
+            self.device,
+            chunk,
+            needs_watch(engine.core.strategy),
+            self._rotary.by_length,
+            f"{store.manifest.model_digest}, {store.manifest.dtype}, {self.device_text}, kernel {self.kernel}",
+        )
         self.steps = Steps(
-            engine, sharing.launch_s, chunk, sharing.batch_dense, self._leave, self.drafting.on_step_ended
+            engine, sharing.launch_s, self.kept.chunk, sharing.batch_dense, self._leave, self.drafting.on_step_ended
         )
         self._current: _Current | None = None
         self._loops = TokenLoops()
@@ -230,6 +242,7 @@ class MainNode:
         with contextlib.ExitStack() as at_end:
             at_end.callback(self.engine.on_answered, request)
             at_end.callback(self._note_cache_bytes)
+            at_end.callback(self.kept.on_ended, request)
             at_end.callback(request.forget_predictions)
             at_end.enter_context(self.steps.taking_part(request))
             request.drafts = self.drafting.begin(request.sequence.prompt, request.sequence.max_new_tokens)
@@ -240,7 +253,7 @@ class MainNode:
         why it is the last. `began`: when the client asked for the first token."""
         sequence, number = request.sequence, request.number
         lost_before = self.engine.pace.lost_s
-        gained = self._read(request, sequence.prompt, 0, prefill=True)
+        gained = self._read_prompt(request)
         first = time.perf_counter()
         carried = self.engine.token_traffic(number)
         shadow_wait_s = longest_s = 0.0
@@ -300,48 +313,69 @@ class MainNode:
                 return drafts[:number]
         return drafts
 
-    def _read(self, request: Request, tokens: list[int], position: int, prefill: bool) -> tuple[int, ...]:
+    def _read_prompt(self, request: Request) -> tuple[int, ...]:
+        """All of it, or what is not kept of it. Returns the next token."""
+        with self.kept.reading(request) as reading:
+            at = request.cached_tokens
+            self.engine.on_prefix_found(at)
+            return self._read(request, request.sequence.prompt[at:], at, prefill=True, reading=reading)
+
+    def _read(
+        self, request: Request, tokens: list[int], position: int, prefill: bool, reading: PrefixReading | None = None
+    ) -> tuple[int, ...]:
         """Read tokens, the first of them at `position`, in one pass; a prompt perhaps in several. Returns the next
         token; after a token with drafts, one more for each draft that was right."""
         gained: tuple[int, ...] = ()
         while not gained:
-            job = self._job(request, tokens, position, prefill)
+            job = self._job(request, tokens, position, prefill, reading)
             gained = self.steps.run(job)
             request.prefill_passes += prefill and not request.sequence.tokens
-            request.chunked |= job.one.tokens < len(tokens)
+            request.chunked |= reading is None and job.one.tokens < len(tokens)
             request.steps += 1
             request.passes += job.shared
             request.rounded |= job.rounded
             tokens, position = tokens[job.one.tokens :], position + job.one.tokens
+            if reading is not None:
+                reading.on_read(None if request.rounded else request.sequence.cache, position)
         return gained
 
-    def _job(self, request: Request, tokens: list[int], position: int, prefill: bool) -> PassJob:
+    def _job(
+        self, request: Request, tokens: list[int], position: int, prefill: bool, reading: PrefixReading | None
+    ) -> PassJob:
         """A pass over `tokens`, or over the first of them; the first is at `position`."""
         visit = t.Visit(request.number, position, 0)
         memory: PassMemory | None = None
         in_block = len(tokens) > 1 and not prefill
+        most, size = len(tokens), 0
+        if reading is not None:
+            size, most = reading.block, min(most, self.kept.most_tokens(request, reading))
         current = _Current(visit, request.sequence.cache, in_block, request.unread_scores)
 
         def enter(one: t.Pass) -> None:
             nonlocal memory
             if memory is None and self.experts.watch is not None:
                 memory = PassMemory(final=one.tokens == len(tokens), last_rows=request.last_rows)
+            current.in_block = in_block or 0 < size < one.tokens
             current.whole = position + len(tokens) if one.tokens < len(tokens) else 0
             self._enter(current, memory)
 
         def forward(one: t.Pass) -> tuple[int, ...]:
             if in_block:
                 return self._forward_block(request, tokens, visit)
+            if 0 < size < one.tokens:
+                return self._forward_chunks(request, tokens[: one.tokens], visit, size, one.tokens == len(tokens))
             return self._forward(request, tokens[: one.tokens], last=one.tokens == len(tokens))
 
-        return PassJob(request, position, len(tokens), prefill, forward, enter)
+        return PassJob(request, position, most, prefill, forward, enter)
 
     def _report(self, request: Request, times: Times, finish: str, complete: bool) -> Report:
         weights, experts = self.weight_bytes, self.store.manifest.expert_bytes
         memory = MainMemory(self.device_bytes, weights, self._predictor_bytes, experts)
         kernel = self.kernel
         changes = [*changed_weights(self.store.manifest), *self._own_path.unfollowed, *self._rotary.unfollowed]
-        return build_report(self.engine, request, memory, times, finish, kernel, complete, self.device_text, changes)
+        report = build_report(self.engine, request, memory, times, finish, kernel, complete, self.device_text, changes)
+        self.kept.on_ended(request)
+        return report
 
     def _finish(self, request: Request, token: int) -> str | None:
         """Append a token to the answer. Returns `Report.finish` if the answer ends there, else None."""
@@ -394,6 +428,19 @@ class MainNode:
         self.engine.spans.end_pass(request.number)
         return tuple(gained)
 
+    def _forward_chunks(
+        self, request: Request, tokens: list[int], visit: t.Visit, size: int, last: bool
+    ) -> tuple[int, ...]:
+        """As `_forward`, in chunks of `size` that share each layer's experts."""
+
+        def experts(layer: int, *rows: torch.Tensor, chunks: tuple[int, ...]) -> torch.Tensor:
+            return self.experts.compute(visit._replace(layer=layer), *rows, chunks=chunks)
+
+        logits = Chunks(self._logits, tokens, request.sequence.cache, visit.position, size, experts).run()
+        gained = (self._choose(request, logits),) if last else ()
+        self.engine.spans.end_pass(request.number)
+        return gained
+
     def _logits(self, tokens: list[int], cache: Any) -> torch.Tensor:
         """Of the token after `tokens`: [V], float32."""
         ids = token_ids(tokens, self.device)
@@ -419,7 +466,7 @@ class MainNode:
     def _note_cache_bytes(self, beside: int = 0) -> None:
         """The caches of open requests take most when one of these ends, or at the end of a block, which keeps bytes
         `beside` them."""
-        held = beside + sum(request.sequence.cache_bytes() for request in self.admission.requests())
+        held = beside + sum(request.sequence.cache_bytes() for request in self.admission.requests()) + self.kept.nbytes
         with self._noting:
             self._cache_bytes_max = max(self._cache_bytes_max, held)
 
@@ -446,6 +493,7 @@ class MainNode:
         self.steps.close()
         self.engine.close()
         self.steps.join()
+        self.kept.close()
 
 
 def _device_name(device: torch.device) -> str:

@@ -124,10 +124,12 @@ class Report:
     inexact: list[str] = field(default_factory=list)
     """Why tokens may be others than Transformers': options that change answers (`--router skip`, `--kernel fast`),
     products shared with other requests that may have lost their last bit (`--batch-dense`), tokens read in chunks
-    (`--prefill-chunk`), devices of different kinds, settings in `ignored`, outputs of workers that were found to give
-    wrong ones or to round otherwise, methods of the family's own `generate` that are not followed here, and experts
-    that were quantised while their store was made (`experts in int4 of bfloat16, groups of 64`): tokens are then those
-    of the quantised model."""
+    (`--prefill-chunk`, `--kv-memory`), devices of different kinds, settings in `ignored`, outputs of workers that were
+    found to give wrong ones or to round otherwise, methods of the family's own `generate` that are not followed here,
+    and experts that were quantised while their store was made (`experts in int4 of bfloat16, groups of 64`): tokens are
+    then those of the quantised model."""
+    cached_tokens: int = 0
+    """Tokens of the prompt that were not read, since the prefix cache had them (`--kv-memory`)."""
     read_again: int = 0
     """Times that all tokens so far were read again, as the model's own `generate` does: Phi-MoE once, where its rotary
     factors change."""
@@ -232,6 +234,7 @@ def build_report(
         doubted=doubted,
         requests_per_step=request.passes / request.steps,
         prefill_passes=request.prefill_passes,
+        cached_tokens=request.cached_tokens,
         read_again=request.read_again,
         kernel=kernel,
         seed=chooser.seed,

@@ -50,6 +50,10 @@ class Request:
     """Times that all tokens so far were read again, as the model's own generation does."""
     chunked: bool = False
     """Some of its tokens were read in chunks."""
+    cached_tokens: int = 0
+    """Tokens of the prompt that the prefix cache had."""
+    is_cut: bool = False
+    """Its prompt was cut at blocks of the prefix cache."""
     steps: int = 0
     """Steps that ran a pass of it."""
     passes: int = 0

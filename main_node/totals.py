@@ -19,6 +19,8 @@ class Totals:
 
     prompt_tokens: int = 0
     """Tokens of prompts in passes that have begun."""
+    cached_tokens: int = 0
+    """Tokens of prompts that the prefix cache had."""
     answer_tokens: int = 0
     loads: int = 0
     prefill_loads: int = 0

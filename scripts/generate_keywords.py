@@ -20,7 +20,7 @@ from odmoe.settings.settings import Settings  # noqa: E402
 from odmoe.settings.simulate_settings import SimulateSettings  # noqa: E402
 from odmoe.settings.system_settings import SystemSettings  # noqa: E402
 from odmoe.settings.table import Table, declaration_of  # noqa: E402
-from odmoe.settings.units import Bytes, Link, Memory, Rate  # noqa: E402
+from odmoe.settings.units import Bytes, BytesOrNone, Link, Memory, Rate  # noqa: E402
 
 FILE = Path("odmoe/settings/keywords.py")
 HEAD = '''"""The tables of settings as keywords of Python's functions, for type checkers: the tables check the values.
@@ -49,7 +49,13 @@ CLASSES: tuple[tuple[str, type[Table], str], ...] = (
 )
 FILES = ("a file", "a path", "a directory", "a name or a file")
 """The allowed values of settings that also take a path object."""
-WIDER: tuple[tuple[Any, str], ...] = ((Memory, "Size"), (Bytes, "Size"), (Rate, "Rate"), (Link, "Rate"))
+WIDER: tuple[tuple[Any, str], ...] = (
+    (Memory, "Size"),
+    (Bytes, "Size"),
+    (BytesOrNone, "Size"),
+    (Rate, "Rate"),
+    (Link, "Rate"),
+)
 """Settings that take more than what they become."""
 
 

@@ -23,10 +23,13 @@ class Rotary:
         self.chunks = True
         """A prompt may be read in chunks. Not so where layers rotate compressed rows by factors that depend on the
         length, of which the last one's position counts (DeepSeek-V4)."""
+        self.by_length = False
+        """Factors depend on the length of the whole prompt, and so do the keys of all its tokens."""
         self.unfollowed: list[str] = []
         """As `OwnPath.unfollowed`: there, `dynamic` goes on from the length of the pass before."""
         for name, module in model.named_modules():
             kinds = _kinds(module)
+            self.by_length |= any(kind == "longrope" or "dynamic" in kind for kind in kinds.values())
             if ".layers." in name and any(kind == "longrope" or "dynamic" in kind for kind in kinds.values()):
                 self.chunks = False
                 if any("dynamic" in kind for kind in kinds.values()):

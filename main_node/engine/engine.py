@@ -389,6 +389,11 @@ class Engine:
         """What every node has done since it was last asked, on this node's clock. Empty unless Hello said `trace`."""
         return gather(self.spans.take(), self.peers.all(), deadline_s) if self.spans.on else []
 
+    def on_prefix_found(self, tokens: int) -> None:
+        """The prefix cache had so many tokens of a prompt."""
+        with self._lock:
+            self._ended.cached_tokens += tokens
+
     def totals(self) -> Totals:
         """The figures of all requests so far, those under way included."""
         with self._lock:

@@ -75,6 +75,8 @@ class LayerWork:
         """Both as in `GateFired`."""
         self.is_block = False
         """Its rows are passes of their own."""
+        self.chunks: tuple[int, ...] = ()
+        """Of each row, the chunk of a prompt that it is in; empty: all are in one."""
         self.reweigh: Reweigh | None = None
         """Routing weights where the router replaces the gate's choice."""
         self._like = hidden
@@ -161,9 +163,10 @@ class LayerWork:
 
     def passes_of(self, command: t.Compute) -> tuple[int, ...]:
         """See `w.Compute`."""
-        if not self.is_block or command.stop - command.start == 1:
+        if not (self.is_block or self.chunks) or command.stop - command.start == 1:
             return ()
-        return tuple(self._tokens[command.expert.expert][command.start : command.stop].tolist())
+        rows = self._tokens[command.expert.expert][command.start : command.stop].tolist()
+        return tuple(self.chunks[row] for row in rows) if self.chunks else tuple(rows)
 
     def keep(self, command: t.Compute, output: torch.Tensor) -> None:
         """A worker's answer [n, H]."""

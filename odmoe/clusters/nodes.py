@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import secrets
 from collections.abc import Callable
+from pathlib import Path
 
 from checkpoint import kv
 from checkpoint.expert import ExpertArithmetic
@@ -20,11 +21,14 @@ from main_node.drafting import DraftSource
 from main_node.engine.engine import Engine, Waits
 from main_node.engine.pace import MainPace
 from main_node.engine.peers import Connect
+from main_node.kept_prompts import KVKeeping
 from main_node.node import MainNode
 from main_node.shadow_start import ShadowStart
+from main_node.shape import model_shape
 from main_node.sources import Computing, PredictionSources, TextRules
 from odmoe.clusters.configuration import Configuration, Resources, find_token_predictor
 from odmoe.clusters.devices import device_of
+from odmoe.clusters.memory.budget import rows_at_once, rows_travel
 from odmoe.clusters.timed_streams import MainStreamEnd, TimedChannel, TimedHandler, TimedNode
 from odmoe.json_schema import make_guides
 from odmoe.settings.settings import Settings
@@ -151,6 +155,15 @@ def make_shadow(settings: Settings, store: ExpertStore, emulation: Emulation | N
     return with_timing(shadow, emulation)
 
 
+def _keeping(settings: Settings, store: ExpertStore) -> KVKeeping | None:
+    """What is kept of earlier prompts' KV caches."""
+    if not settings.kept_bytes:
+        return None
+    rows = settings.mini_batch or (0 if rows_travel(settings) else rows_at_once(store, model_shape(store)))
+    directory = None if settings.kv_disk is None else Path(settings.kv_disk).expanduser()
+    return KVKeeping(settings.kept_bytes, directory, settings.kv_disk_size, rows)
+
+
 def make_main(settings: Settings, store: ExpertStore, engine: Engine, shadow: ShadowStart | None) -> MainNode:
     """Raises ConfigError if --ctx-size exceeds the model's limit."""
     device = device_of(settings, "main")
@@ -165,6 +178,7 @@ def make_main(settings: Settings, store: ExpertStore, engine: Engine, shadow: Sh
         settings.batch_dense,
         settings.ctx_size,
         settings.launch_s,
+        _keeping(settings, store),
     )
     drafts = None
     if settings.has_drafts:

@@ -31,7 +31,7 @@ def serve(
     keys = own.keys()
     settings = effective(
         {name: value for name, value in flags.items() if name in Settings.model_fields}, config
-    ).settings
+    ).settings.keeping_prompts()
     from odmoe.api.checks import check_start
 
     check_start(settings, flag, "command")

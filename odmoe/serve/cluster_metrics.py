@@ -105,6 +105,7 @@ def _up(figures: Figures | None) -> Metric:
 def _requests(figures: Figures | None) -> list[Metric]:
     at_once = GaugeMetricFamily("odmoe_main_requests", "Requests of all clients at the main node.", labels=["state"])
     read = CounterMetricFamily("odmoe_prompt_tokens_total", "Tokens of prompts that the main node has begun to read.")
+    found = CounterMetricFamily("odmoe_cached_tokens_total", "Tokens of prompts that the prefix cache had.")
     answer = CounterMetricFamily("odmoe_answer_tokens_total", "Tokens of answers that the main node has computed.")
     steps = HistogramMetricFamily("odmoe_step_requests", "Requests whose passes ran together, by step.")
     drafted = CounterMetricFamily("odmoe_drafts_verified_total", "Drafts of tokens that passes have verified.")
@@ -114,13 +115,14 @@ def _requests(figures: Figures | None) -> list[Metric]:
         at_once.add_metric(["answered"], figures.answered)
         at_once.add_metric(["waiting"], figures.waiting)
         read.add_metric([], totals.prompt_tokens)
+        found.add_metric([], totals.cached_tokens)
         answer.add_metric([], totals.answer_tokens)
         bounds = [(str(float(bound)), float(bound)) for bound in STEP_BOUNDS] + [("+Inf", float("inf"))]
         buckets = [(name, sum(n for size, n in totals.steps.items() if size <= bound)) for name, bound in bounds]
         steps.add_metric([], buckets, sum(size * n for size, n in totals.steps.items()))
         drafted.add_metric([], totals.drafted)
         accepted.add_metric([], totals.accepted)
-    return [at_once, read, answer, steps, drafted, accepted]
+    return [at_once, read, found, answer, steps, drafted, accepted]
 
 
 def _experts(figures: Figures | None) -> list[Metric]:

@@ -36,6 +36,8 @@ class Exchange:
         self._answers = service.answer_pool.start(wanted.answer_factories(service), on_put)
         self.tokens = 0
         """Of all its answers."""
+        self.cached_tokens = 0
+        """Of its prompts, those that the prefix cache had for the first answer to each."""
         self._last = dict.fromkeys(range(self._answers.count), record.began)
         """When each answer that is not whole gave its latest token."""
         self._begun: set[int] = set()
@@ -106,6 +108,8 @@ class Exchange:
             meter.on_next_token(got.at - before)
         else:
             self._begun.add(got.choice)
+            if got.choice % self.wanted.n == 0:
+                self.cached_tokens += piece.step.cached_tokens
             meter.on_first_token(got.at - record.began)
             record.ttft_s = record.ttft_s or got.at - record.began
         if piece.step.finish is not None:

@@ -140,7 +140,7 @@ class _Answering:
         got: list[AnswerEvent] = []
         while not exchange.whole:
             got += await exchange.take()
-        usage = usage_of(wanted.prompt_tokens, _tokens(exchange))
+        usage = usage_of(wanted.prompt_tokens, _tokens(exchange), exchange.cached_tokens)
         return WholeResponse(await under_way.unless_stopped(asyncio.to_thread(writer.whole, got, usage)))
 
     async def _read(self, under_way: RequestUnderWay) -> Asked:
@@ -164,7 +164,8 @@ async def _events(exchange: Exchange, writer: ResponseWriter, held: Held) -> Asy
             yield begin + data
             begin = b""
         held.free_results(got)
-    if end := writer.end(usage_of(exchange.wanted.prompt_tokens, _tokens(exchange))):
+    usage = usage_of(exchange.wanted.prompt_tokens, _tokens(exchange), exchange.cached_tokens)
+    if end := writer.end(usage):
         yield end
 
 

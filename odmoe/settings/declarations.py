@@ -11,7 +11,22 @@ from pydantic import AfterValidator, Field
 from odmoe.settings.bounds import LEAST_PENALTY, MOST_PENALTY, TEMPERATURES, check_temperature
 from odmoe.settings.system_settings import SystemSettings, chosen_by_preset
 from odmoe.settings.table import Count, Number, count, one_of, setting
-from odmoe.settings.units import AUDIT, DEVICE, DRAFTS, MEMORY, SLOTS, TOTAL, Audit, Device, Drafts, Memory, Slots
+from odmoe.settings.units import (
+    AUDIT,
+    DEVICE,
+    DRAFTS,
+    MEMORY,
+    SIZE,
+    SLOTS,
+    TOTAL,
+    Audit,
+    Bytes,
+    BytesOrNone,
+    Device,
+    Drafts,
+    Memory,
+    Slots,
+)
 from scheduler.limits import MAX_CONTEXT, MAX_THREADS, MAX_WORKERS
 
 MAX_PARALLEL, MAX_QUEUE = 64, 1024
@@ -26,6 +41,8 @@ EXPERTS = ("native", "dequantised", "int4", "int8")
 DENSE = ("plain", "int8", "int4", "published")
 KERNELS = ("exact", "fast")
 ROLES = ("main", "shadow", "worker")
+KV_MEMORY = 512 << 20
+"""Bytes of `kv_memory` where earlier prompts are kept and it is not given."""
 CUDA = "cuda"
 """The loader onto a GPU, and torch's name of the GPU's type."""
 
@@ -330,6 +347,32 @@ class Declarations(SystemSettings):
         LOAD_CHECKS,
         "Loads that are compared with the store's checksums (auto takes up to 2 % of their time)",
         heading="Memory",
+        fixed="running",
+    )
+
+    kv_memory: BytesOrNone = setting(
+        0,
+        f"{SIZE}, or 0",
+        "Memory for KV caches of earlier prompts, for prompts that begin alike (default: 0, none; serve: 512MiB)",
+        heading="Memory",
+        metavar="SIZE",
+        fixed="running",
+        verify=True,
+    )
+    kv_disk: str | None = setting(
+        None,
+        "a directory",
+        "Directory where these KV caches stay when the main node ends",
+        heading="Memory",
+        metavar="DIR",
+        fixed="running",
+    )
+    kv_disk_size: Bytes = setting(
+        10_000_000_000,
+        SIZE,
+        "Most bytes in --kv-disk; what was not used for longest gives way (default: 10GB)",
+        heading="Memory",
+        metavar="SIZE",
         fixed="running",
     )
 

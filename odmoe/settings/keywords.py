@@ -68,6 +68,9 @@ class LoadKeywords(PolicyKeywords, total=False):
     shadow_device: str | None
     worker_device: str | None
     check_loads: str
+    kv_memory: Size
+    kv_disk: File | None
+    kv_disk_size: Size
     max_new_tokens: int
     temperature: float | None
     ctx_size: int | None

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from odmoe.settings.bounds import check_slots
-from odmoe.settings.declarations import CLUSTERS, CUDA, Declarations
+from odmoe.settings.declarations import CLUSTERS, CUDA, KV_MEMORY, Declarations
 from odmoe.settings.table import declaration_of, flag
 from odmoe.settings.units import is_address
 from scheduler.alignment import Alignment
@@ -62,6 +62,11 @@ class Settings(Declarations):
             )
 
     def _check_memory(self, named: Callable[[str], str]) -> None:
+        if self.kv_disk is not None and self.is_given("kv_memory") and not self.kv_memory:
+            raise ConfigError(
+                f"{named('kv_disk')} is {self.kv_disk} with {named('kv_memory')} 0; KV caches on a disk are used "
+                f"through memory: give more, or leave {named('kv_disk')} out"
+            )
         if self.memory is None:
             return
         if self.device_memory is not None or self.slots_given:
@@ -116,6 +121,18 @@ class Settings(Declarations):
                 f"{named('draft')} is {self.draft} with {named('align_token')} {self.align_token}; drafts of the "
                 f"shadow need its token aligned after each block: give {named('align_token')} 1"
             )
+
+    @property
+    def kept_bytes(self) -> int:
+        """Memory for the KV caches of earlier prompts; 0: none is kept."""
+        return self.kv_memory or (KV_MEMORY if self.kv_disk is not None else 0)
+
+    def keeping_prompts(self) -> Settings:
+        """As for conversations: earlier prompts are kept unless something else was given. On nodes that run already,
+        their own setting holds."""
+        if self.is_given("kv_memory") or self.cluster != "embedded":
+            return self
+        return self.replace(kv_memory=KV_MEMORY)
 
     def device_of(self, role: str) -> str:
         """The device of `main`, `shadow` or `worker`, by name: its own setting, else that of all roles."""

@@ -136,6 +136,8 @@ Drafts = Annotated[int | Literal["auto"], BeforeValidator(_drafts)]
 Device = Annotated[str, BeforeValidator(_device)]
 """Where a role computes. Whether a machine has the device is found out there."""
 Bytes = Annotated[int, BeforeValidator(parse_bytes)]
+BytesOrNone = Annotated[int, BeforeValidator(lambda text: 0 if str(text).strip() == "0" else parse_bytes(text))]
+"""As `Bytes`, or 0."""
 Rate = Annotated[float, BeforeValidator(parse_rate)]
 Link = Annotated[float, BeforeValidator(parse_link)]
 Memory = Annotated[str, BeforeValidator(_memory)]

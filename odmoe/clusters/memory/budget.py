@@ -60,7 +60,7 @@ def memory_budget(memory: str, settings: Settings, store: ExpertStore, predictor
     total = parse_memory(memory, dense + store.manifest.expert_bytes)
     shares = {
         "dense": dense,
-        "kv": settings.parallel * size.cache * size.item_bytes,
+        "kv": settings.parallel * size.cache * size.item_bytes + settings.kept_bytes,
         "activations": _activation_bytes(settings, store, shape, tokens),
         "predictor": predictor_bytes,
         "shadow": _shadow_bytes(settings, store, size) if settings.has_shadow else 0,

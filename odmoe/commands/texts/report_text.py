@@ -205,8 +205,10 @@ def _requests_per_step(reports: Sequence[Report]) -> str:
     """How many requests shared a step, over all their steps."""
     mean = sum(report.requests_per_step for report in reports) / len(reports)
     chunked = sum(report.prefill_passes > 1 for report in reports)
+    cached = sum(report.cached_tokens for report in reports)
     steps = f"{mean:.1f} requests in each step on average, which share its loads"
-    return steps + f"; {count_text(chunked, 'prompt')} read in chunks" * bool(chunked)
+    steps += f"; {count_text(chunked, 'prompt')} read in chunks" * bool(chunked)
+    return steps + f"; {count_text(cached, 'token')} of prompts kept from earlier ones" * bool(cached)
 
 
 def _precision(cluster: ClusterFigures) -> str:

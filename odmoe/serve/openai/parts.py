@@ -56,5 +56,11 @@ def parts_of(got: Iterable[AnswerEvent]) -> list[Part]:
     return [found[index] for index in sorted(found)]
 
 
-def usage_of(prompt_tokens: int, tokens: int) -> dict[str, int]:
-    return {"prompt_tokens": prompt_tokens, "completion_tokens": tokens, "total_tokens": prompt_tokens + tokens}
+def usage_of(prompt_tokens: int, tokens: int, cached_tokens: int) -> dict[str, Any]:
+    """`cached_tokens`: of the prompt, those that the prefix cache had."""
+    return {
+        "prompt_tokens": prompt_tokens,
+        "completion_tokens": tokens,
+        "total_tokens": prompt_tokens + tokens,
+        "prompt_tokens_details": {"cached_tokens": cached_tokens},
+    }

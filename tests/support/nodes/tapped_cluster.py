@@ -86,11 +86,9 @@ class TappedCluster:
         self.main = MainNode(store, self.engine, Computing(torch.float32), shadow)
         compute = self.main.experts.compute
 
-        def noted(
-            visit: t.Visit, hidden: Any, index: torch.Tensor, weights: Any, is_block: bool = False
-        ) -> torch.Tensor:
+        def noted(visit: t.Visit, hidden: Any, index: torch.Tensor, weights: Any, **how: Any) -> torch.Tensor:
             self.gates[visit] = set(torch.unique(index).tolist())
-            return compute(visit, hidden, index, weights, is_block)
+            return compute(visit, hidden, index, weights, **how)
 
         self.main.experts.compute = noted  # type: ignore[method-assign]
 
