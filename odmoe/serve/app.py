@@ -16,6 +16,7 @@ from starlette.responses import Response
 from odmoe.serve.access_log import FORMATS, GONE, AccessLog
 from odmoe.serve.api_error import ApiError, ClientGoneError, to_api_error
 from odmoe.serve.callers import Crowded, CsrfGuard, Keys
+from odmoe.serve.page.routes import add_page
 from odmoe.serve.routes import add_answers
 from odmoe.serve.status import add_status
 from scheduler.errors import ODMoEError
@@ -50,6 +51,7 @@ def make_app(service: Service, access: Access) -> FastAPI:
     )
     add_answers(app, service)
     add_status(app, service)
+    add_page(app, service)
     _add_errors(app, service)
     # The last one added is the first that a request comes to. A browser asks for leave without a key.
     if access.keys:
