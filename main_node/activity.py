@@ -9,8 +9,8 @@ from main_node.totals import Totals
 
 HIT, IN_TIME, LATE, MISSED, HOST = range(5)
 OUTCOMES = ("hit", "in time", "late", "missed", "host")
-"""What a gate met: the expert was kept in a slot since an earlier step; a load ahead of the gate had ended; such a load
-was in flight; no load had begun; a host place computes it."""
+"""What a gate met: the expert was kept in a slot since an earlier step; a load ahead of the gate had ended; the expert
+was predicted or on its way, but not loaded yet; neither; a host place computes it."""
 
 
 class ExpertAccess(NamedTuple):

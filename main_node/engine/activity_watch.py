@@ -81,12 +81,16 @@ class ActivityWatch:
     def _clear(self) -> None:
         self._workers: dict[int, _Worker] = {}
         self._held: dict[t.ExpertId, _Held] = {}
-        self._missed: set[t.ExpertId] = set()
-        """Chosen, and without a worker yet."""
+        self._missing: dict[t.ExpertId, int] = {}
+        """Chosen, and without a worker yet -> the outcome: late or missed."""
         self._step = self._event = 0
         """Their numbers."""
         self._gates: dict[int, tuple[int, int, int]] = {}
         """Layer -> the step of its latest gates, the event of the last of these, and that of the step before."""
+        self._predicted: dict[t.Visit, tuple[int, ...]] = {}
+        """Of layers whose gates have not fired."""
+        self._passed: dict[tuple[int, int], int] = {}
+        """Request and layer -> position of its latest gate."""
         self._predictions = 0
 
     def read(self, since: int | None, now: float, totals: Totals) -> Activity:
@@ -128,7 +132,9 @@ class ActivityWatch:
         elif isinstance(event, t.StepStarted):
             self._step += 1
         elif isinstance(event, t.Predicted):
-            self._predictions += 1
+            self._on_predicted(event)
+        elif isinstance(event, t.RequestClosed):
+            self._on_closed(event.request)
         elif isinstance(event, t.WorkerJoined):
             self._drop(event.worker)
             self._workers[event.worker] = _Worker(event.slots > 0, now)
@@ -146,17 +152,28 @@ class ActivityWatch:
             for expert in [expert for expert, held in self._held.items() if held.worker == number]:
                 del self._held[expert]
 
+    def _on_closed(self, request: int) -> None:
+        self._predicted = {visit: one for visit, one in self._predicted.items() if visit.request != request}
+        self._passed = {key: position for key, position in self._passed.items() if key[0] != request}
+
+    def _on_predicted(self, event: t.Predicted) -> None:
+        self._predictions += 1
+        if event.position > self._passed.get((event.request, event.layer), -1):
+            self._predicted[t.Visit(event.request, event.position, event.layer)] = event.experts
+
     def _on_gate(self, event: t.GateFired, commands: list[t.Command]) -> None:
         layer = event.visit.layer
         step, latest, before = self._gates.get(layer, (0, 0, 0))
         if step != self._step:
             before = latest
         self._gates[layer] = self._step, self._event, before
+        predicted = self._predicted.pop(event.visit, ())
+        self._passed[event.visit.request, layer] = event.visit.position
         for number in _computed(event, commands):
             expert = t.ExpertId(layer, number)
             held = self._held.get(expert)
             if held is None:
-                self._missed.add(expert)
+                self._missing[expert] = LATE if number in predicted else MISSED
                 continue
             is_late = held.load_id in self._workers[held.worker].loading
             # A load for this gate began after the layer's gates of the step before.
@@ -186,7 +203,7 @@ class ActivityWatch:
             worker.held[command.slot] = command.expert
             worker.loading[command.load_id] = command.slot
             self._held[command.expert] = _Held(command.worker, command.slot, command.load_id, self._event)
-            self._settle_missed(command.expert, MISSED, command.worker)
+            self._settle_missing(command.expert, command.worker)
         elif isinstance(command, t.Evict):
             worker.free(command.slot)
             self._forget(command.expert, command.worker, command.slot)
@@ -194,15 +211,15 @@ class ActivityWatch:
             worker.computations += 1
             worker.calls[command.call_id] = command.slot if worker.has_slots else -1
             if not worker.has_slots:
-                self._settle_missed(command.expert, HOST, command.worker)
+                self._settle_missing(command.expert, command.worker, HOST)
             elif command.evict:
                 worker.evicting.add(command.call_id)
                 self._forget(command.expert, command.worker, command.slot)
 
-    def _settle_missed(self, expert: t.ExpertId, outcome: int, worker: int) -> None:
-        if expert in self._missed:
-            self._missed.discard(expert)
-            self._add(expert, outcome, worker)
+    def _settle_missing(self, expert: t.ExpertId, worker: int, instead: int | None = None) -> None:
+        outcome = self._missing.pop(expert, None)
+        if outcome is not None:
+            self._add(expert, outcome if instead is None else instead, worker)
 
     def _forget(self, expert: t.ExpertId, worker: int, slot: int) -> None:
         held = self._held.get(expert)

@@ -131,7 +131,9 @@ export class Cluster {
       row.loads.style.transform = `scaleX(${share(LOAD_S).toFixed(3)})`;
       row.computes.style.transform = `scaleX(${share(COMPUTE_S).toFixed(3)})`;
       set(row.does, up ? doing(node, found, share(LOAD_S), share(COMPUTE_S), { q, p, tokens }) : "lost");
-      set(row.figures, figures(node, found));
+      set(row.figures, figures(node));
+      const slots = node.slots ? `, ${found ? found[HELD] : 0} of ${node.slots} slots taken` : "";
+      row.root.title = `${node.host}, ${node.device}${slots}`;
     }
     this.workers = now;
     this.at = s;
@@ -145,7 +147,6 @@ export class Cluster {
     row.figures = element("span", "figures");
     row.why = element("span", "why");
     row.root.dataset.node = node.name;
-    row.root.title = `${node.host}, ${node.device}`;
     const bars = element("span", "bars");
     bars.title = "Share of the time: loading (above), computing (below)";
     bars.append(row.loads, row.computes);
@@ -215,14 +216,19 @@ function doing(node, found, loading, computing, { q, p, tokens }) {
   if (node.role === "shadow") return `${short(p)} predicted`;
   if (!found) return "";
   if (loading < 0.005 && computing < 0.005) return found[LOADING] ? "loads" : found[COMPUTING] ? "computes" : "waits";
-  return `loads ${(100 * loading).toFixed(0)}, comp. ${(100 * computing).toFixed(0)} %`;
+  return `loads ${(100 * loading).toFixed(0)}, computes ${(100 * computing).toFixed(0)} %`;
 }
 
-function figures(node, found) {
+function figures(node) {
   const memory = node.memory ? bytes(node.memory) : "";
   if (node.role !== "worker") return memory;
-  const slots = node.slots ? `${found ? found[HELD] : 0}/${node.slots} slots` : "host";
-  return `${slots} · ${short(node.loads)} loads`;
+  if (!node.slots) return "host place";
+  const each = node.loads ? ` of ${duration(node.load_s / node.loads)}` : "";
+  return `${short(node.loads)} loads${each}`;
+}
+
+function duration(seconds) {
+  return seconds < 1 ? `${(1000 * seconds).toFixed(seconds < 0.01 ? 1 : 0)} ms` : `${seconds.toFixed(1)} s`;
 }
 
 function set(target, text) {

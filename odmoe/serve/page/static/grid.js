@@ -43,7 +43,8 @@ export class Grid {
   }
 
   resize() {
-    if (!this.layers.length || !this.canvas.clientWidth) return;
+    this.shown = this.layers.length > 0 && this.canvas.clientWidth > 0;
+    if (!this.shown) return;
     this.ratio = Math.min(2, devicePixelRatio || 1);
     const width = this.canvas.clientWidth;
     const tall = Math.max(5, Math.min(16, 420 / this.layers.length));
@@ -58,7 +59,7 @@ export class Grid {
   }
 
   redraw() {
-    if (!this.layers.length || !this.canvas.width) return;
+    if (!this.shown) return;
     const style = getComputedStyle(this.canvas);
     this.back = style.getPropertyValue("--panel");
     this.base = style.getPropertyValue("--cell");
@@ -111,9 +112,9 @@ export class Grid {
       this.counts[cell] += times;
       this.latest[cell] = outcome;
       this.latestWorker[cell] = worker;
-      this.lit.set(cell, now + (at / count) * overMs);
+      if (this.shown) this.lit.set(cell, now + (at / count) * overMs);
     }
-    if (count && !this.timer) this.timer = requestAnimationFrame((time) => this.step(time));
+    if (this.lit.size && !this.timer) this.timer = requestAnimationFrame((time) => this.step(time));
   }
 
   colourOf(cell) {
@@ -132,7 +133,7 @@ export class Grid {
         if (age < 0) continue;
         const alpha = 1 - age / FADE_MS;
         const row = Math.floor(cell / this.most);
-        if (this.canvas.width) this.cell(row, cell % this.most, alpha > 0 ? this.colourOf(cell) : null, Math.max(0, alpha));
+        if (this.shown) this.cell(row, cell % this.most, alpha > 0 ? this.colourOf(cell) : null, Math.max(0, alpha));
         if (alpha <= 0) this.lit.delete(cell);
       }
     }
