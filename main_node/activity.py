@@ -9,8 +9,9 @@ from main_node.totals import Totals
 
 HIT, IN_TIME, LATE, MISSED, HOST = range(5)
 OUTCOMES = ("hit", "in time", "late", "missed", "host")
-"""What a gate met: the expert was kept in a slot since an earlier step; a load ahead of the gate had ended; the expert
-was predicted or on its way, but not loaded yet; neither; a host place computes it."""
+"""What a gate met: the expert was in a slot, loaded for an earlier visit; a load ahead of the gate had ended; the expert
+was to be loaded ahead of it, and was not there yet; none of these; a host place computes it.
+"""
 
 
 class ExpertAccess(NamedTuple):
@@ -21,25 +22,22 @@ class ExpertAccess(NamedTuple):
     outcome: int
     """An index of `OUTCOMES`."""
     worker: int
-    """That holds or loads the expert, or computes it at a host place."""
+    """That computes it; -1: none is there for it yet."""
 
 
 class WorkerActivity(NamedTuple):
-    """One worker, or host place. Its seconds and counts begin when somebody began to watch."""
+    """One worker, or host place. Its counters begin with the main node."""
 
     number: int
-    loading: int
-    """Loads in flight."""
-    computing: int
-    """Computations that it owes."""
-    held: int
-    """Slots that have an expert, or are being loaded."""
-    load_s: float
-    """Time with a load in flight."""
-    compute_s: float
-    """Time with a computation whose expert is loaded. A worker may load and compute at once."""
+    is_up: int
+    """1: it is connected; 0: it is lost."""
     loads: int
+    load_s: float
+    """Seconds that these loads took."""
     computations: int
+    """That have ended, those of audits too."""
+    compute_s: float
+    """Seconds that these took."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,13 +47,13 @@ class Activity:
     count: int
     """Of accesses so far; `since` of the next call."""
     accesses: tuple[ExpertAccess, ...]
-    """Those after `since`, oldest first; the latest ones if there were many."""
+    """Those after `since`, oldest first; the latest ones if there were many. On a fast cluster, those of some steps."""
     at_s: float
     """On the main node's clock, as the seconds of workers."""
     workers: tuple[WorkerActivity, ...]
-    """Those that are connected, by number."""
+    """Those that ever joined, by number."""
     predictions: int
-    """Layers that the shadow has predicted."""
+    """Layers that the shadow has predicted since somebody began to watch."""
     totals: Totals
     answered: int = 0
     """Requests that are answered now."""

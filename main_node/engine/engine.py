@@ -130,6 +130,7 @@ class Engine:
             return
         if self.spans.on:
             self.spans.on_received(message)
+        self.peers.roster.on_computed(number, message.seconds)
         self.pace.on_answered(call.visit.request)
         audit: t.AuditRequested | None = None
         layer = self._layers.get(call.visit)
@@ -405,7 +406,9 @@ class Engine:
         """What the nodes do now, and the accesses after `since`. They are followed from the first call on, and for some
         seconds after the last one."""
         with self._lock:
-            return self._activity.read(since, max(self._now, self.pace.now()), self.totals())
+            watch, at_s = self._activity, max(self._now, self.pace.now())
+            accesses = watch.read(since)
+            return Activity(watch.count, accesses, at_s, self.peers.roster.work(), watch.predictions, self.totals())
 
     def cluster_figures(self, usage: Collection[w.WorkerUsage]) -> ClusterFigures:
         """What the cluster has done so far. `usage`: of those workers that have said it."""

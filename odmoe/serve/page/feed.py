@@ -9,6 +9,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import AsyncGenerator, Iterator
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from odmoe.serve.api_error import SERVER, ApiError
@@ -19,6 +20,7 @@ from scheduler.errors import ODMoEError
 if TYPE_CHECKING:
     from starlette.requests import Request
 
+    from main_node.activity import Activity
     from odmoe.clusters.base import Cluster
     from odmoe.serve.service import Service
 
@@ -88,13 +90,13 @@ class ActivityFeed:
         updates = _Updates(self._cluster)
         while True:
             began = time.monotonic()
-            update = updates.next()
+            update = updates.next()  # waits for the cluster, whose calls have deadlines
             with self._lock:
                 if not self._viewers:
                     self._thread = None
                     return
                 viewers = list(self._viewers)
-            for viewer in viewers:
+            for viewer in viewers if update is not None else ():
                 with contextlib.suppress(RuntimeError):  # its event loop has ended
                     viewer.loop.call_soon_threadsafe(viewer.offer, update)
             self._over.wait(max(0.0, began + UPDATE_S - time.monotonic()))
@@ -111,26 +113,34 @@ class _Updates:
         self._cluster = cluster
         self._turn = 0
         self._count: int | None = None
+        self._before: Activity | None = None
         self._changes = 0
         self._lines: deque[str] = deque(maxlen=LINES)
         self._began = time.monotonic()
 
-    def next(self) -> bytes:
-        """Waits for the cluster, whose calls have deadlines."""
+    def next(self) -> bytes | None:
+        """None: nothing has changed, and no figures are due."""
         try:
             found = self._read()
+            if found is None:
+                return None
         except ODMoEError:
             found = {"lost": "the main node is lost or does not answer"}  # its places and names are for the log
-        except Exception:  # a defect, which must not end the feed
+        except Exception:  # noqa: BLE001 - a defect, which must not end the feed
             _log.exception("the page gets no update")
             found = {"lost": "the cluster cannot be read; the server's log has the cause"}
         return event(found | {"t": round(time.monotonic() - self._began, 3)})
 
-    def _read(self) -> dict[str, Any]:
+    def _read(self) -> dict[str, Any] | None:
         activity = self._cluster.activity(self._count)
+        before, self._before = self._before, replace(activity, at_s=0.0, accesses=())
         self._count = activity.count
+        are_due = self._turn % FIGURES_EVERY == 0
+        if self._before == before and not are_due:
+            self._turn += 1
+            return None
         found = encode_activity(activity)
-        if self._turn % FIGURES_EVERY == 0:
+        if are_due:
             found |= encode_figures(self._cluster.figures())
             self._changes, lines = self._cluster.changes(self._changes)
             self._lines.extend(lines)

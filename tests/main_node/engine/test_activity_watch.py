@@ -10,7 +10,6 @@ import pytest
 from main_node.activity import HIT, HOST, IN_TIME, LATE, MISSED, OUTCOMES
 from main_node.engine import activity_watch
 from main_node.engine.activity_watch import ActivityWatch
-from main_node.totals import Totals
 from scheduler import types as t
 from scheduler.alignment import Alignment
 from scheduler.core.groups import RoundRobin
@@ -56,8 +55,13 @@ class World:
         self.post(t.TokenDecoded(1, 0))
         self.post(t.StepStarted((t.Pass(1, P, 1, False),)))
 
-    def read(self, since: int | None = None) -> Any:
-        return self.watch.read(since, self.now, Totals())
+    def step(self, index: int) -> None:
+        """A token, of which nothing was predicted."""
+        self.post(t.TokenDecoded(1, index))
+        self.post(t.StepStarted((t.Pass(1, P + index, 1, False),)))
+        for layer in range(LAYERS):
+            self.post(t.GateFired(t.Visit(1, P + index, layer), ((0, 1), (3, 1))))
+            self.answer_all()
 
 
 @pytest.fixture
@@ -66,7 +70,7 @@ def world() -> World:
 
 
 def test_predicted_and_loaded_predicted_and_not_loaded_and_not_predicted(world: World) -> None:
-    start = world.read()
+    world.watch.read(None)
     world.begin()
     world.post(t.Predicted(1, P, 0, (0, 1)))
     world.answer(t.Load)
@@ -75,68 +79,55 @@ def test_predicted_and_loaded_predicted_and_not_loaded_and_not_predicted(world: 
         world.answer_all()
         if layer == 0:
             world.post(t.Predicted(1, P, 1, (2, 3)))
-    found = world.read(start.count)
-    assert [(one.layer, one.expert, one.outcome) for one in found.accesses] == [
+    found = world.watch.read(0)
+    assert sorted((one.layer, one.expert, one.outcome) for one in found) == [
         (0, 0, IN_TIME), (0, 1, IN_TIME), (1, 2, LATE), (1, 3, LATE), (2, 1, MISSED), (2, 2, MISSED),
     ]  # fmt: skip
-    assert found.predictions == 2
-    workers = [{one.worker for one in found.accesses if one.layer == layer} for layer in range(LAYERS)]
+    assert world.watch.predictions == 2
+    workers = [{one.worker for one in found if one.layer == layer} for layer in range(LAYERS)]
     assert workers[0] == workers[2] == set(range(WORKERS)) - workers[1], "groups take turns"
-    assert world.read(found.count).accesses == ()
-
-
-def test_time_of_loads_and_of_computations(world: World) -> None:
-    world.read()
-    world.begin()
-    world.post(t.GateFired(t.Visit(1, P, 0), ((3, 1),)))
-    world.now = 2.0
-    world.answer(t.Load)
-    world.now = 2.5
-    world.answer(t.Compute)
-    world.now = 9.0
-    (busy,) = (one for one in world.read().workers if one.loads)
-    assert (busy.load_s, busy.compute_s, busy.loads, busy.computations) == (2.0, 0.5, 1, 1)
-    assert (busy.loading, busy.computing, busy.held) == (0, 0, 0)
-
-
-def test_what_a_lost_worker_held_is_gone(world: World) -> None:
-    world.read()
-    world.begin()
-    world.post(t.Predicted(1, P, 0, (0, 1)))
-    world.answer(t.Load)
-    worker = next(one.number for one in world.read().workers if one.held)
-    world.owed.clear()
-    world.post(t.WorkerLost(worker, "killed"))
-    assert worker not in {one.number for one in world.read().workers}
-    world.post(t.WorkerJoined(worker, 1))
-    assert {one.number: one.load_s for one in world.read().workers}[worker] == 0.0
+    assert world.watch.read(world.watch.count) == ()
 
 
 def test_nothing_is_collected_while_nobody_looks(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     world.begin()
     world.post(t.GateFired(t.Visit(1, P, 0), ((3, 1),)))
     world.answer_all()
-    assert world.watch._count == 0
-    count = world.read().count
+    assert world.watch.count == 0
+    world.watch.read(None)
     monkeypatch.setattr(activity_watch.time, "monotonic", lambda: 1e12)
-    world.post(t.GateFired(t.Visit(1, P, 1), ((3, 1),)))
-    world.answer_all()
-    assert (world.watch._count, world.watch._workers) == (count, {})
+    world.step(1)
+    assert world.watch.count == 0
 
 
 def test_another_main_nodes_number_gives_nothing(world: World) -> None:
-    world.read()
+    world.watch.read(None)
     world.begin()
     world.post(t.GateFired(t.Visit(1, P, 0), ((3, 1),)))
-    assert world.read(1 << 40).accesses == ()
-    assert [one.outcome for one in world.read(0).accesses] == [MISSED]
+    assert world.watch.read(1 << 40) == ()
+    assert [one.outcome for one in world.watch.read(0)] == [MISSED]
+
+
+def test_a_fast_cluster_is_followed_in_some_steps(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 1,000 steps within a second, about as many as the bound allows, each as a whole."""
+    now = 100.0
+    monkeypatch.setattr(activity_watch.time, "monotonic", lambda: now)
+    world.watch.read(None)
+    world.begin()
+    for index in range(1, 1000):
+        world.step(index)
+        now += 0.001
+    of_a_step = LAYERS * 2
+    assert world.watch.count % of_a_step == 0
+    assert world.watch.count == pytest.approx(activity_watch.ACCESSES_S, rel=0.2)
 
 
 @pytest.mark.parametrize(
     "system", ["lrfu-prefetch", *(pytest.param(name, marks=pytest.mark.slow) for name in ("od-moe", "smoe"))]
 )
-def test_hits_and_misses_are_the_reports(system: str, embedded: Any) -> None:
+def test_hits_and_misses_are_the_reports(system: str, embedded: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """A real cluster: an expert is a hit, or loaded ahead and there, where the report has it as a hit."""
+    monkeypatch.setattr(activity_watch, "ACCESSES_S", 1e9)
     cluster = embedded("float32", system=system, shadow="none", workers=2)
     cluster.activity(None)
     with cluster.generate([5, 17, 80, 33, 2, 61], 6, ignore_eos=True) as answer:

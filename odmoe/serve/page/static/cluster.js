@@ -7,7 +7,7 @@ import { History, Plot } from "./plots.js";
 
 const AGAIN_MS = [500, 1000, 2000, 4000, 8000];
 const UPDATE_MS = 250;
-const [NUMBER, LOADING, COMPUTING, HELD, LOAD_S, COMPUTE_S] = [0, 1, 2, 3, 4, 5];
+const [NUMBER, IS_UP, LOADS, LOAD_S, , COMPUTE_S] = [0, 1, 2, 3, 4, 5];
 const by = (id) => document.getElementById(id);
 
 export class Cluster {
@@ -124,16 +124,14 @@ export class Cluster {
       const found = node.role === "worker" ? now.get(node.number) : null;
       const before = this.workers.get(node.number);
       const share = (at) => (found && before && passed > 0 ? Math.max(0, Math.min(1, (found[at] - before[at]) / passed)) : 0);
-      const up = node.up && (node.role !== "worker" || Boolean(found));
+      const up = found ? Boolean(found[IS_UP]) : node.up;
       row.root.classList.toggle("lost", !up);
       row.why.hidden = up;
       if (!up) set(row.why, this.whyLost(node));
       row.loads.style.transform = `scaleX(${share(LOAD_S).toFixed(3)})`;
       row.computes.style.transform = `scaleX(${share(COMPUTE_S).toFixed(3)})`;
       set(row.does, up ? doing(node, found, share(LOAD_S), share(COMPUTE_S), { q, p, tokens }) : "lost");
-      set(row.figures, figures(node));
-      const slots = node.slots ? `, ${found ? found[HELD] : 0} of ${node.slots} slots taken` : "";
-      row.root.title = `${node.host}, ${node.device}${slots}`;
+      set(row.figures, figures(node, found));
     }
     this.workers = now;
     this.at = s;
@@ -147,6 +145,7 @@ export class Cluster {
     row.figures = element("span", "figures");
     row.why = element("span", "why");
     row.root.dataset.node = node.name;
+    row.root.title = `${node.host}, ${node.device}${node.slots ? `, slots: ${node.slots}` : ""}`;
     const bars = element("span", "bars");
     bars.title = "Share of the time: loading (above), computing (below)";
     bars.append(row.loads, row.computes);
@@ -215,16 +214,17 @@ function doing(node, found, loading, computing, { q, p, tokens }) {
   if (node.role === "main") return q[0] ? `answers ${q[0]}` : "idle";
   if (node.role === "shadow") return `${short(p)} predicted`;
   if (!found) return "";
-  if (loading < 0.005 && computing < 0.005) return found[LOADING] ? "loads" : found[COMPUTING] ? "computes" : "waits";
+  if (loading < 0.005 && computing < 0.005) return q[0] ? "waits" : "idle";
   return `loads ${(100 * loading).toFixed(0)}, computes ${(100 * computing).toFixed(0)} %`;
 }
 
-function figures(node) {
+function figures(node, found) {
   const memory = node.memory ? bytes(node.memory) : "";
   if (node.role !== "worker") return memory;
   if (!node.slots) return "host place";
-  const each = node.loads ? ` of ${duration(node.load_s / node.loads)}` : "";
-  return `${short(node.loads)} loads${each}`;
+  const loads = found ? found[LOADS] : node.loads;
+  const each = loads ? ` of ${duration((found ? found[LOAD_S] : node.load_s) / loads)}` : "";
+  return `${short(loads)} loads${each}`;
 }
 
 function duration(seconds) {

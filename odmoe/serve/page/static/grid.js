@@ -148,7 +148,7 @@ export class Grid {
     if (this.note.hidden) return;
     const cell = row * this.most + expert;
     const times = this.counts[cell];
-    const latest = times ? `, chosen ${times}×, last: ${this.outcomes[this.latest[cell]]}, worker ${this.latestWorker[cell]}` : "";
+    const latest = times ? `, seen ${times}×, last: ${this.outcomes[this.latest[cell]]}, worker ${this.latestWorker[cell]}` : ""; // of the steps that are followed
     this.note.textContent = `layer ${this.layers[row]}, expert ${expert}${latest}`;
     const frame = this.frame.getBoundingClientRect();
     const left = Math.min(event.clientX - frame.left + 12, frame.width - this.note.offsetWidth - 6);

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import httpx2
 import pytest
 
+from main_node.engine import activity_watch
 from odmoe.serve.page import feed as feeding
 from odmoe.serve.page.static_files import STATIC, static_files
 from scheduler.errors import LinkError
@@ -97,7 +98,8 @@ def test_the_cluster_is_described(served: Served) -> None:
     assert (found["model"], found["chat"]) == ("demo-moe", True)
 
 
-def test_the_feed_has_what_gates_choose(served: Served) -> None:
+def test_the_feed_has_what_gates_choose(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(activity_watch, "ACCESSES_S", 1e9)
     with updates(served) as found:
         first = next(found)
         client = served.client()
