@@ -9,9 +9,8 @@ from main_node.totals import Totals
 
 HIT, IN_TIME, LATE, MISSED, HOST = range(5)
 OUTCOMES = ("hit", "in time", "late", "missed", "host")
-"""What a gate met: the expert was in a slot, loaded for an earlier visit; a load ahead of the gate had ended; the expert
-was to be loaded ahead of it, and was not there yet; none of these; a host place computes it.
-"""
+"""What a gate met: the expert was in a slot, loaded for an earlier visit; a load ahead of the gate had ended; one was
+asked for, and the expert was not there yet; none of these; a host place computes it."""
 
 
 class ExpertAccess(NamedTuple):

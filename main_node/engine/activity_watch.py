@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
+from collections.abc import Callable
 
 from main_node.activity import HIT, HOST, IN_TIME, LATE, MISSED, ExpertAccess
 from scheduler import types as t
@@ -20,12 +21,12 @@ WATCHED_S = 5.0
 
 
 class ActivityWatch:
-    """An observer of the engine, which holds its lock. Off until it is read, and again `WATCHED_S` after the last
-    reading: then an event costs it a comparison."""
+    """An observer of the engine, which holds its lock. It is one from a reading on, and until `WATCHED_S` after the last
+    one."""
 
-    def __init__(self, core: Core) -> None:
-        self._core = core
-        self._on = False
+    def __init__(self, core: Core, leave: Callable[[], None]) -> None:
+        """`leave`: called when it is to observe no more."""
+        self._core, self._leave = core, leave
         self._until = 0.0
         self.count = 0
         """Of accesses so far."""
@@ -41,7 +42,6 @@ class ActivityWatch:
 
     def read(self, since: int | None) -> tuple[ExpertAccess, ...]:
         """Those after `since`. None, or the count of another main node: none."""
-        self._on = True
         self._until = time.monotonic() + WATCHED_S
         new = self.count - since if since is not None else 0
         new = min(new, len(self._accesses)) if new > 0 else 0
@@ -49,8 +49,6 @@ class ActivityWatch:
 
     def on_handled(self, event: t.Event, now: float, commands: list[t.Command]) -> None:
         """See `Observer`."""
-        if not self._on:
-            return
         kind = type(event)
         if kind is t.GateFired:
             if self._follows:
@@ -63,8 +61,11 @@ class ActivityWatch:
 
     def _begin_step(self, now: float) -> None:
         self._gates.clear()
-        self._on = now < self._until
-        self._follows = self._on and now >= self._next_s
+        if now >= self._until:
+            self._follows = False
+            self._leave()
+            return
+        self._follows = now >= self._next_s
         self._step_count = 0
         if self._follows:
             self._next_s = now

@@ -85,8 +85,8 @@ class Engine:
         self._verification = verification
         self.checks = OutputChecks(self._requests, self.peers, self._changed, self._withdraw, verification)
         self.deadlines = Deadlines(self, self._lock, waits.worker_s, waits.shadow_s, waits.answer_s)
-        self._activity = ActivityWatch(core)
-        self._observers: list[Observer] = [self.deadlines, self.pace, self._activity]
+        self._observers: list[Observer] = [self.deadlines, self.pace]
+        self._activity = ActivityWatch(core, self._end_activity)
         if hello.trace:
             self._observers.append(EventSpans(self.spans, core))
         self._inbox: list[t.Event] = []
@@ -407,8 +407,14 @@ class Engine:
         seconds after the last one."""
         with self._lock:
             watch, at_s = self._activity, max(self._now, self.pace.now())
+            if watch not in self._observers:
+                self._observers = [*self._observers, watch]
             accesses = watch.read(since)
             return Activity(watch.count, accesses, at_s, self.peers.roster.work(), watch.predictions, self.totals())
+
+    def _end_activity(self) -> None:
+        """While an event is handled: its observers are those of before."""
+        self._observers = [one for one in self._observers if one is not self._activity]
 
     def cluster_figures(self, usage: Collection[w.WorkerUsage]) -> ClusterFigures:
         """What the cluster has done so far. `usage`: of those workers that have said it."""

@@ -47,8 +47,9 @@ class PacedCore:
         self.t = t
         self.shape = t.ModelShape(tuple(range(layers)), experts, top_k)
         self.core = Core(self.shape, RoundRobin(min(workers, 2)), Alignment())
-        self.watch, self.totals = ActivityWatch(self.core), Totals()
+        self.watch, self.totals = ActivityWatch(self.core, self._leave), Totals()
         self.lock = threading.Lock()
+        self.is_watched = False
         self.workers, self.rate = workers, tokens_per_s
         self.is_busy = threading.Event()
         self._rng = random.Random(0)
@@ -64,12 +65,16 @@ class PacedCore:
             first = events.pop(0)
             now = time.monotonic()
             commands = self.core.handle(first, now)
-            self.watch.on_handled(first, now, commands)
+            if self.is_watched:
+                self.watch.on_handled(first, now, commands)
             for one in commands:
                 if isinstance(one, self.t.Load):
                     events.append(self.t.LoadEnded(one.load_id, 1))
                 elif isinstance(one, self.t.Compute):
                     events.append(self.t.ComputeEnded(one.call_id))
+
+    def _leave(self) -> None:
+        self.is_watched = False
 
     def _run(self) -> None:
         while True:
@@ -101,6 +106,7 @@ class PacedCore:
 
     def activity(self, since: int | None) -> Any:
         with self.lock:
+            self.is_watched = True
             from main_node.activity import Activity, WorkerActivity
 
             accesses, done = self.watch.read(since), self.totals.answer_tokens
@@ -147,9 +153,10 @@ def serve(core: PacedCore) -> str:
     described |= {"layers": core.shape.layers, "experts": [core.shape.experts] * len(core.shape.layers)}
     routes.describe_cluster = lambda service: described
     listening = socket.create_server(("127.0.0.1", 0))
+    host, port = listening.getsockname()[:2]
     server = HttpServer(make_app(service, Access()), service, listening, 0.0)
     threading.Thread(target=server.run, daemon=True).start()
-    return "http://{}:{}".format(*listening.getsockname()[:2])
+    return f"http://{host}:{port}"
 
 
 def chromium_s() -> float:

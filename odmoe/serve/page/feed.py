@@ -46,6 +46,11 @@ class Viewer:
         self.loop = asyncio.get_running_loop()
         self.updates: asyncio.Queue[bytes] = asyncio.Queue(PENDING)
 
+    def give(self, update: bytes) -> None:
+        """From any thread."""
+        with contextlib.suppress(RuntimeError):  # its event loop has ended
+            self.loop.call_soon_threadsafe(self.offer, update)
+
     def offer(self, update: bytes) -> None:
         """On the event loop."""
         if self.updates.full():
@@ -96,9 +101,9 @@ class ActivityFeed:
                     self._thread = None
                     return
                 viewers = list(self._viewers)
-            for viewer in viewers if update is not None else ():
-                with contextlib.suppress(RuntimeError):  # its event loop has ended
-                    viewer.loop.call_soon_threadsafe(viewer.offer, update)
+            if update is not None:
+                for viewer in viewers:
+                    viewer.give(update)
             self._over.wait(max(0.0, began + UPDATE_S - time.monotonic()))
             if self._over.is_set():
                 with self._lock:

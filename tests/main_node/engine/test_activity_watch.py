@@ -24,7 +24,8 @@ class World:
 
     def __init__(self) -> None:
         self.core = Core(t.ModelShape(tuple(range(LAYERS)), EXPERTS, 2), RoundRobin(2), Alignment())
-        self.watch = ActivityWatch(self.core)
+        self.watch = ActivityWatch(self.core, lambda: self.left.append(True))
+        self.left: list[bool] = []
         self.now = 0.0
         self.owed: list[t.Load | t.Compute] = []
         for number in range(WORKERS):
@@ -89,15 +90,23 @@ def test_predicted_and_loaded_predicted_and_not_loaded_and_not_predicted(world: 
     assert world.watch.read(world.watch.count) == ()
 
 
-def test_nothing_is_collected_while_nobody_looks(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    world.begin()
-    world.post(t.GateFired(t.Visit(1, P, 0), ((3, 1),)))
-    world.answer_all()
-    assert world.watch.count == 0
+def test_it_leaves_when_nobody_looks_any_more(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     world.watch.read(None)
+    world.begin()
     monkeypatch.setattr(activity_watch.time, "monotonic", lambda: 1e12)
     world.step(1)
     assert world.watch.count == 0
+    assert world.left
+
+
+def test_nothing_is_collected_before_somebody_looks(embedded: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def handled(*given: Any) -> None:
+        raise AssertionError(given)
+
+    cluster = embedded("float32", shadow="none", workers=2)
+    monkeypatch.setattr(activity_watch.ActivityWatch, "on_handled", handled)
+    with cluster.generate([5, 17], 2, ignore_eos=True) as answer:
+        assert len(list(answer)) == 3
 
 
 def test_another_main_nodes_number_gives_nothing(world: World) -> None:

@@ -148,6 +148,8 @@ export class Cluster {
     row.root.title = `${node.host}, ${node.device}${node.slots ? `, slots: ${node.slots}` : ""}`;
     const bars = element("span", "bars");
     bars.title = "Share of the time: loading (above), computing (below)";
+    bars.hidden = node.role !== "worker";
+    if (bars.hidden) row.does.style.gridColumn = "2 / 4";
     bars.append(row.loads, row.computes);
     row.root.append(element("span", "name", node.name), bars, row.does, row.figures, row.why);
     this.rows.set(node.name, row);
@@ -215,7 +217,7 @@ function doing(node, found, loading, computing, { q, p, tokens }) {
   if (node.role === "shadow") return `${short(p)} predicted`;
   if (!found) return "";
   if (loading < 0.005 && computing < 0.005) return q[0] ? "waits" : "idle";
-  return `loads ${(100 * loading).toFixed(0)}, computes ${(100 * computing).toFixed(0)} %`;
+  return `loads ${(100 * loading).toFixed(0)} %, computes ${(100 * computing).toFixed(0)} %`;
 }
 
 function figures(node, found) {

@@ -7,7 +7,7 @@ const COLOURS = ["--hit", "--in-time", "--late", "--missed", "--host"];
 
 /** Of a worker, apart from its neighbours'. */
 export function workerColour(number, dark) {
-  return `hsl(${(number * 137.5 + 210) % 360} 65% ${dark ? 62 : 45}%)`;
+  return `hsl(${(number * 137.5 + 30) % 360} 65% ${dark ? 62 : 45}%)`;
 }
 
 export class Grid {
