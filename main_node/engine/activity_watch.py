@@ -11,7 +11,7 @@ from scheduler import types as t
 from scheduler.core.machine import Core
 from scheduler.core.state import Demand
 
-ACCESSES_S = 600
+ACCESSES_S = 400
 """Accesses that are followed in a second, about: where there are more, not every step is followed. It bounds the cost
 to some thousandths of a core, and is more than an eye can tell apart."""
 KEPT = 8192
@@ -21,8 +21,7 @@ WATCHED_S = 5.0
 
 
 class ActivityWatch:
-    """An observer of the engine, which holds its lock. It is one from a reading on, and until `WATCHED_S` after the last
-    one."""
+    """An observer of the engine, which holds its lock. From a reading on, until `WATCHED_S` after the last."""
 
     def __init__(self, core: Core, leave: Callable[[], None]) -> None:
         """`leave`: called when it is to observe no more."""

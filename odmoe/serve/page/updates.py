@@ -1,4 +1,4 @@
-"""Updates of the page, as JSON objects with short names: four a second go to each viewer."""
+"""Updates of the page, as JSON objects with short names: three a second go to each viewer."""
 
 from __future__ import annotations
 
