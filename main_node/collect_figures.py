@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from main_node.activity import Activity
 from main_node.figures import Figures, NodeFigures
 from wire.machine import host_name
 from wire.messages import ShadowUsage, WorkerUsage
@@ -27,6 +28,12 @@ def figures_of(main: MainNode) -> Figures:
     workers = [one for one in usage.values() if isinstance(one, WorkerUsage)]
     nodes = (own, *_peers(engine.peers, usage))
     return Figures(answered, waiting, engine.totals(), engine.cluster_figures(workers), nodes)
+
+
+def activity_of(main: MainNode, since: int | None) -> Activity:
+    """What the cluster does now, from any thread. Waits for no pass and no node."""
+    answered, waiting = main.admission.counts()
+    return replace(main.engine.activity(since), answered=answered, waiting=waiting)
 
 
 def _usage(engine: Engine) -> dict[str, WorkerUsage | ShadowUsage]:

@@ -8,7 +8,9 @@ from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
+from main_node.activity import Activity
 from main_node.checks.verification import Verification
+from main_node.engine.activity_watch import ActivityWatch
 from main_node.engine.deadlines import Deadlines
 from main_node.engine.layer import LayersInFlight, LayerWork, compute_message
 from main_node.engine.output_checks import OutputChecks
@@ -84,6 +86,7 @@ class Engine:
         self.checks = OutputChecks(self._requests, self.peers, self._changed, self._withdraw, verification)
         self.deadlines = Deadlines(self, self._lock, waits.worker_s, waits.shadow_s, waits.answer_s)
         self._observers: list[Observer] = [self.deadlines, self.pace]
+        self._activity = ActivityWatch(core, self._end_activity)
         if hello.trace:
             self._observers.append(EventSpans(self.spans, core))
         self._inbox: list[t.Event] = []
@@ -127,6 +130,7 @@ class Engine:
             return
         if self.spans.on:
             self.spans.on_received(message)
+        self.peers.roster.on_computed(number, message.seconds)
         self.pace.on_answered(call.visit.request)
         audit: t.AuditRequested | None = None
         layer = self._layers.get(call.visit)
@@ -402,6 +406,20 @@ class Engine:
                 found.add(stats)
             found.answer_tokens += sum(len(request.sequence.tokens) for request in self._requests.values())
             return found
+
+    def activity(self, since: int | None) -> Activity:
+        """What the nodes do now, and the accesses after `since`. They are followed from the first call on, and for some
+        seconds after the last one."""
+        with self._lock:
+            watch, at_s = self._activity, max(self._now, self.pace.now())
+            if watch not in self._observers:
+                self._observers = [*self._observers, watch]
+            accesses = watch.read(since)
+            return Activity(watch.count, accesses, at_s, self.peers.roster.work(), watch.predictions, self.totals())
+
+    def _end_activity(self) -> None:
+        """While an event is handled: its observers are those of before."""
+        self._observers = [one for one in self._observers if one is not self._activity]
 
     def cluster_figures(self, usage: Collection[w.WorkerUsage]) -> ClusterFigures:
         """What the cluster has done so far. `usage`: of those workers that have said it."""

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Literal
 
+from main_node.activity import WorkerActivity
 from main_node.figures import NodeFigures
 from wire.base import Role
 from wire.messages import Align, Compute, Computed, Prediction, ShadowReady, WorkerReady
@@ -57,6 +58,8 @@ class _Entry:
     loads: int = 0
     bytes_loaded: int = 0
     load_s: float = 0.0
+    computations: int = 0
+    compute_s: float = 0.0
     losses: int = 0
     returns: int = 0
     before: Counter[str] = field(default_factory=Counter)
@@ -89,6 +92,7 @@ class Roster:
             entry, before = _Entry(ready, round_trip_s, traffic), self._entries.get((role, number))
             if before is not None:
                 entry.loads, entry.bytes_loaded, entry.load_s = before.loads, before.bytes_loaded, before.load_s
+                entry.computations, entry.compute_s = before.computations, before.compute_s
                 entry.losses, entry.returns = before.losses, before.returns + 1
                 entry.before = before.stream_bytes()
             self._entries[role, number] = entry
@@ -107,6 +111,23 @@ class Roster:
                 entry.loads += 1
                 entry.bytes_loaded += nbytes
                 entry.load_s += seconds
+
+    def on_computed(self, number: int, seconds: float) -> None:
+        """A worker's computation has ended."""
+        with self._lock:
+            entry = self._entries.get(("worker", number))
+            if entry is not None:
+                entry.computations += 1
+                entry.compute_s += seconds
+
+    def work(self) -> tuple[WorkerActivity, ...]:
+        """What the workers have done so far, by number."""
+        with self._lock:
+            return tuple(
+                WorkerActivity(number, not entry.lost, entry.loads, entry.load_s, entry.computations, entry.compute_s)
+                for role, number, entry in self._entries_in_order()
+                if role == "worker"
+            )
 
     def slot_bytes(self, numbers: Iterable[int]) -> int:
         """Of all slots of these workers."""

@@ -8,6 +8,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Protocol, Self, Unpack
 
+from main_node.activity import Activity
 from main_node.answer import Step
 from main_node.figures import Figures
 from main_node.sampling import GenerateOptions
@@ -58,6 +59,10 @@ class Cluster(Protocol):
     def figures(self) -> Figures:
         """What the cluster counts, now: from any thread, also during passes, for which it does not wait. Raises
         ODMoEError where the main node is not there, or does not answer within seconds."""
+
+    def activity(self, since: int | None) -> Activity:
+        """What the nodes do now, and the experts that gates have chosen since an earlier call, whose `count` is given.
+        They are collected from the first call on, and for some seconds after the last. Raises what `figures` raises."""
 
     def trace(self) -> list[Span]:
         """The spans of every node since the last call. Needs `settings.trace`."""

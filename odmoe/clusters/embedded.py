@@ -10,8 +10,9 @@ from typing import Unpack
 from checkpoint.expert import ExpertArithmetic
 from checkpoint.kernels import linear_of
 from checkpoint.store import ExpertStore
+from main_node.activity import Activity
 from main_node.answer import Answer
-from main_node.collect_figures import figures_of
+from main_node.collect_figures import activity_of, figures_of
 from main_node.engine.reconnector import keep_connected
 from main_node.figures import Figures
 from main_node.sampling import GenerateOptions
@@ -100,6 +101,9 @@ class EmbeddedCluster:
 
     def figures(self) -> Figures:
         return figures_of(self.main)
+
+    def activity(self, since: int | None) -> Activity:
+        return activity_of(self.main, since)
 
     def trace(self) -> list[Span]:
         return self.main.engine.trace()

@@ -28,6 +28,7 @@ from wire.rpc.stream import check_access
 if TYPE_CHECKING:
     from checkpoint.manifest import Manifest
     from checkpoint.store import ExpertStore
+    from main_node.activity import Activity
     from main_node.answer import Step
     from main_node.engine.engine import Engine
     from main_node.figures import Figures
@@ -175,6 +176,14 @@ class Main(NodeProcess):
         from main_node.collect_figures import figures_of
 
         return figures_of(self._main)
+
+    def activity(self, since: int | None) -> Activity:
+        """As `Cluster.activity`."""
+        if self._main is None:
+            raise LinkError("the main node has not started yet, so that it does nothing; ask again in a moment")
+        from main_node.collect_figures import activity_of
+
+        return activity_of(self._main, since)
 
     def trace(self) -> list[Span]:
         return self._main.engine.trace() if self._main is not None else []

@@ -21,6 +21,7 @@ from ray._raylet import AuthenticationTokenLoader  # type: ignore[attr-defined] 
 from ray.exceptions import ActorAlreadyExistsError, RayError
 
 from checkpoint.store import ExpertStore
+from main_node.activity import Activity
 from main_node.figures import Figures
 from main_node.sampling import GenerateOptions
 from odmoe.clusters.process import ignore_signals
@@ -267,6 +268,10 @@ class RayCluster:
 
     def figures(self) -> Figures:
         found: Figures = get(self._main.figures.options(**QUICK).remote(), FIGURES_S, "the main node")
+        return found
+
+    def activity(self, since: int | None) -> Activity:
+        found: Activity = get(self._main.activity.options(**QUICK).remote(since), FIGURES_S, "the main node")
         return found
 
     def trace(self) -> list[Span]:

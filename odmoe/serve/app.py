@@ -18,6 +18,7 @@ from odmoe.serve.api_error import ApiError, ClientGoneError, to_api_error
 from odmoe.serve.callers import Crowded, CsrfGuard, Keys
 from odmoe.serve.error_forms import error_object
 from odmoe.serve.ollama.models import add_models
+from odmoe.serve.page.routes import add_page
 from odmoe.serve.routes import add_answers
 from odmoe.serve.status import add_status
 from odmoe.serve.tokens import add_tokens
@@ -57,6 +58,7 @@ def make_app(service: Service, access: Access) -> FastAPI:
     add_status(app, service)
     add_tokens(app, service)
     add_models(app, service)
+    add_page(app, service)
     _add_errors(app, service)
     # The last one added is the first that a request comes to. A browser asks for leave without a key.
     if access.keys:

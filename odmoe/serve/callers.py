@@ -12,11 +12,12 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from odmoe.serve.api_error import SERVER, ApiError
 from odmoe.serve.error_forms import error_object
+from odmoe.serve.page.static_files import static_files
 from odmoe.settings.serve_settings import is_loopback
 
-WITHOUT_KEY = ("/health", "/ready")
-"""Paths that need no key: what watches the process has none."""
-STATUS = (*WITHOUT_KEY, "/metrics")
+WITHOUT_KEY = ("/health", "/ready", *static_files())
+"""Paths that need no key: what watches the process has none, and the page asks for one."""
+STATUS = ("/health", "/ready", "/metrics")
 """Paths of what watches the service: they are answered on spare connections too."""
 WITHOUT_EFFECT = ("GET", "HEAD", "OPTIONS")
 """Methods of requests that change nothing. A page cannot read their responses, unless it is allowed to."""

@@ -54,6 +54,7 @@ REASONS = (
     "stopping",
     "too_large",
     "too_many_connections",
+    "too_many_viewers",
     "unknown_parameter",
     "unsupported_parameter",
     "deadline",

@@ -20,7 +20,7 @@ token, where, and in which form.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 from scheduler import types as t
@@ -152,6 +152,11 @@ class Core:
     def awaits_experts(self) -> bool:
         """A gate has fired, and experts that it chose are still to be computed."""
         return any(visit.uncomputed for visit in self._state.visits.values())
+
+    def demands(self, visit: t.Visit) -> Collection[Demand]:
+        """Of a visit under way. They change with the next event."""
+        opened = self._state.visits.get(visit)
+        return opened.demands.values() if opened is not None else ()
 
     @property
     def stats(self) -> dict[int, RequestStats]:
