@@ -27,6 +27,8 @@ from odmoe.machines.head import AT_HEAD, HERE, HERE_S, SILENT_S, STOP
 from odmoe.machines.home import cluster_dir
 from odmoe.machines.ssh import Ssh
 from odmoe.machines.ssh_process import Remote
+from odmoe.serve.access_log import as_text
+from odmoe.serve.loading import LoadingServer, LoadProgress
 from odmoe.serve.start import bind_socket, url_of
 from odmoe.settings.derived import HERE_ONLY
 from odmoe.settings.serve_settings import ServeSettings
@@ -53,23 +55,31 @@ def serve_there(settings: Settings, own: ServeSettings, keys: tuple[str, ...], o
     check_early(settings)
     terminal = Terminal(output.quiet, output.debug)
     with contextlib.closing(bind_socket(own)) as listening, contextlib.closing(Relay(listening)) as relay:
-        bring_up(settings, cluster, output)  # an address in use is told before anything is started
-        service = _Service(settings, own, keys, output, relay, terminal)
-        retry = 0
-        while True:
-            try:
-                if retry:
-                    _wait_until_back(cluster, settings.launch_s)
-                    bring_up(settings, cluster, output)
-                return service.run(cluster)
-            except (HostError, LaunchError) as error:
-                if service.lasted_s > LASTING_S:
-                    retry = 0
-                service.lasted_s = 0.0
-                if not service.served or retry == settings.retry:
-                    raise
-                retry += 1
-                terminal.print_always(f"{utc_time()} {error}; retry {retry} of {settings.retry}")
+        progress = LoadProgress("starting the cluster")
+        with LoadingServer(listening, progress, lambda line: None, as_text) as loading:
+            bring_up(settings, cluster, output)  # an address in use is told before anything is started
+            progress.set("starting the service on the main host")
+            service = _Service(settings, own, keys, output, relay, terminal, loading)
+            return _serve_again(settings, cluster, service, output)
+
+
+def _serve_again(settings: Settings, cluster: ClusterFile, service: _Service, output: Output) -> int:
+    """Until it ends by itself, or was lost once more than `--retry` allows."""
+    retry = 0
+    while True:
+        try:
+            if retry:
+                _wait_until_back(cluster, settings.launch_s)
+                bring_up(settings, cluster, output)
+            return service.run(cluster)
+        except (HostError, LaunchError) as error:
+            if service.lasted_s > LASTING_S:
+                retry = 0
+            service.lasted_s = 0.0
+            if not service.served or retry == settings.retry:
+                raise
+            retry += 1
+            Terminal().print_always(f"{utc_time()} {error}; retry {retry} of {settings.retry}")
 
 
 class _Service:
@@ -86,9 +96,11 @@ class _Service:
         output: Output,
         relay: Relay,
         terminal: Terminal,
+        loading: LoadingServer,
     ) -> None:
+        """`loading`: answers until the service does."""
         self._asked = json.dumps(_request(settings, own, keys, output)) + "\n"
-        self._relay, self._terminal = relay, terminal
+        self._relay, self._terminal, self._loading = relay, terminal, loading
         self.served, self.lasted_s = False, 0.0
         self._since: float | None = None
 
@@ -132,6 +144,7 @@ class _Service:
             thread.start()
         while (line := _next(said, broken, remote)) is not None:
             if (serving := _parse_announcement(line)) is not None:
+                self._loading.close()
                 self._relay.lead_to(ssh.forward(cluster.main, serving["port"]))
                 _check(self._relay.address, cluster)
                 self.served, self._since = True, time.monotonic()
