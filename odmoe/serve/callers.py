@@ -3,14 +3,16 @@ show."""
 
 from __future__ import annotations
 
-import hmac
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from odmoe.serve.api_error import SERVER, ApiError
+from odmoe.serve.key_ring import KeyRing
+from odmoe.settings.api_keys import ApiKey
 from odmoe.settings.serve_settings import is_loopback
 
 WITHOUT_KEY = ("/health", "/ready")
@@ -22,29 +24,41 @@ WITHOUT_EFFECT = ("GET", "HEAD", "OPTIONS")
 
 
 class Keys:
-    """Refuses requests without one of the keys, as `Authorization: Bearer KEY`. `on_refused`: called with the error's
-    code."""
+    """Refuses requests without one of the keys, as `Authorization: Bearer KEY`, and those beyond a key's limits.
+    `on_refused`: called with the error's code."""
 
-    def __init__(self, app: ASGIApp, keys: Sequence[str], on_refused: Callable[[str], None]) -> None:
+    def __init__(self, app: ASGIApp, keys: KeyRing, on_refused: Callable[[str], None]) -> None:
         self._app = app
         self._on_refused = on_refused
-        self._keys = [key.encode() for key in keys]
+        self._keys = keys
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["path"] in WITHOUT_KEY or self._is_known(Headers(scope=scope)):
+        if scope["type"] != "http" or scope["path"] in WITHOUT_KEY:
             await self._app(scope, receive, send)
             return
-        error = ApiError(
-            401, "the API key is missing or wrong; send it as `Authorization: Bearer KEY`", code="invalid_api_key"
-        )
-        await _refuse(error, self._on_refused, scope, receive, send)
+        key = self._key_of(Headers(scope=scope))
+        if key is None:
+            error = ApiError(
+                401, "the API key is missing or wrong; send it as `Authorization: Bearer KEY`", code="invalid_api_key"
+            )
+            await _refuse(error, self._on_refused, scope, receive, send)
+            return
+        scope["state"]["record"].key = key.name
+        if scope["method"] in WITHOUT_EFFECT:
+            await self._app(scope, receive, send)
+            return
+        with ExitStack() as while_answered:
+            try:
+                while_answered.enter_context(self._keys.using(key))
+            except ApiError as error:
+                await _refuse(error, self._on_refused, scope, receive, send)
+                return
+            await self._app(scope, receive, send)
 
-    def _is_known(self, headers: Headers) -> bool:
-        """In a time that does not tell how much of a key is right."""
+    def _key_of(self, headers: Headers) -> ApiKey | None:
         scheme, _, given = headers.get("authorization", "").partition(" ")
-        key = given.strip().encode("utf-8", "surrogateescape")
-        same = [hmac.compare_digest(key, known) for known in self._keys]
-        return scheme.lower() == "bearer" and any(same)
+        found = self._keys.find(given.strip().encode("utf-8", "surrogateescape"))
+        return found if scheme.lower() == "bearer" else None
 
 
 class CsrfGuard:

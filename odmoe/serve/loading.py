@@ -110,6 +110,7 @@ class LoadingServer:
             log_level="error",
             access_log=False,
             server_header=False,
+            proxy_headers=False,
             timeout_graceful_shutdown=CLOSE_S,
         )
         self._places = places
@@ -152,11 +153,9 @@ class LoadingServer:
             response = Response(encode({"status": "ok"}), 200, close, "application/json")
         elif path == "/ready":
             answer = {"status": "not ready", "why": self._progress.text(), "progress": self._progress.facts()}
-            response = Response(
-                encode(answer), 503, {**close, "Retry-After": str(AGAIN_S)}, "application/json"
-            )
+            response = Response(encode(answer), 503, {**close, "Retry-After": str(AGAIN_S)}, "application/json")
         else:
-            error = ApiError(503, self._progress.text(), SERVER, code="loading")
+            error = ApiError(503, self._progress.text(), SERVER, code="loading", again_s=AGAIN_S)
             scope["state"]["record"].finish = error.code
-            response = error.response({**close, "Retry-After": str(AGAIN_S)})
+            response = error.response(close)
         await response(scope, receive, send)

@@ -47,6 +47,7 @@ REASONS = (
     "no_route",
     "memory_full",
     "queue_full",
+    "rate_limit_exceeded",
     "server_error",
     "slow_request",
     "stopped",

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +25,7 @@ from scheduler.errors import ClusterError, ConfigError, LinkError, ODMoEError
 if TYPE_CHECKING:
     from odmoe.api.model import Model
     from odmoe.serve.connection import ClientLimits
+    from odmoe.serve.key_ring import KeyRing
     from odmoe.serve.lifetime import HttpServer
     from odmoe.serve.loading import LoadingServer, LoadProgress
     from odmoe.serve.service import Service
@@ -38,23 +40,26 @@ Announce = Callable[[str, tuple[str, int]], None]
 def run_serve(
     settings: Settings,
     own: ServeSettings,
-    keys: tuple[str, ...],
+    keys: KeyRing,
     output: Output,
     announce: Announce | None = None,
 ) -> int:
-    """Serve until a signal comes. Returns the exit code. `announce`: None says it on standard error.
+    """Serve until a signal comes. Returns the exit code. `keys`: read again on SIGHUP. `announce`: None says it on
+    standard error.
 
     Raises ConfigError, CheckpointError, StoreError, ClusterError.
     """
     prepare_process(output.debug, timed=True)
     check_early(settings)
     with closing(bind_socket(own)) as listening, LogThread() as log:
+        from odmoe.serve.hangup import on_hangup, read_keys_again
         from odmoe.serve.loading import LoadingServer, LoadProgress, StartTerminal
 
         progress = LoadProgress()
         terminal = StartTerminal(output, progress)
         starting = _Starting(own, keys, listening, log, terminal, announce or _saying(terminal), output.quiet)
-        with LoadingServer(listening, progress, starting.write, starting.line) as loading:
+        reread = partial(read_keys_again, own, keys, _timed_writer(log, terminal.print_always))
+        with on_hangup(reread), LoadingServer(listening, progress, starting.write, starting.line) as loading:
             if announce is None and not terminal.console.is_terminal:  # no spinner says that it starts
                 terminal.notify(f"starting {settings.model or settings.cluster}")
             with start_model(settings, terminal) as model:
@@ -66,7 +71,7 @@ class _Starting:
     """What is there before the model is."""
 
     own: ServeSettings
-    keys: tuple[str, ...]
+    keys: KeyRing
     listening: socket.socket
     log: LogThread
     terminal: Terminal
@@ -122,7 +127,9 @@ def _serve(model: Model, starting: _Starting, progress: LoadProgress, loading: L
     try:
         service.notify = notify = _timed_writer(log, terminal.notify)
         service.log_cause = _timed_writer(log, terminal.print_always)
-        app = make_app(service, Access(starting.keys, own.cors_origin, starting.write, own.log_format))
+        app = make_app(
+            service, Access(starting.keys, own.cors_origin, starting.write, own.log_format, own.forwarded_allow_ips)
+        )
         progress.set("answering a first prompt")
         warm_up(service)
         end = _LostMainNode(model.opened.settings.uses_existing_ray)

@@ -41,9 +41,9 @@ def test_it_listens_and_says_how_far_it_is() -> None:
                 "share": 0.45,
                 "elapsed_s": 0,
             }
-            with openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as official:
-                with pytest.raises(openai.InternalServerError, match="writing experts, 45%") as told:
-                    official.completions.create(model="demo-moe", prompt="a")
+            official = openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
+            with official, pytest.raises(openai.InternalServerError, match="writing experts, 45%") as told:
+                official.completions.create(model="demo-moe", prompt="a")
             assert (told.value.status_code, told.value.code) == (503, "loading")
             assert told.value.response.headers["retry-after"] == "5"
     (line,) = (json.loads(line) for line in lines)
