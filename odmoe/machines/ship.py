@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from odmoe.bundled import BUNDLED
 from odmoe.machines.ssh import size_of
 from scheduler.errors import ConfigError, HostError, StoreWriteError
 
@@ -23,8 +24,10 @@ if TYPE_CHECKING:
     from odmoe.machines.ssh import Ssh
 
 ROOT = Path(__file__).resolve().parents[2]
-PACKAGES = ("scheduler", "wire", "proto", "checkpoint", "main_node", "shadow_node", "worker_node", "odmoe")
-FILES = ("pyproject.toml", "requirements.lock", "Makefile", "README.md", "LICENSE")
+PACKAGES = ("scheduler", "wire", "checkpoint", "main_node", "shadow_node", "worker_node", "odmoe")
+FILES = ("pyproject.toml", "requirements.lock", "Makefile", "LICENSE")
+"""What a host's environment is made from. Its lock file is requirements.runtime.lock here: it tests nothing."""
+RUNTIME_LOCK = "requirements.runtime.lock"
 ENVIRONMENT = "deploy/env.sh"
 SHIPPED = "SHIPPED"
 KEYS = "~/odmoe/keys"
@@ -142,9 +145,11 @@ def _files() -> list[_File]:
     """The files of the code, sorted by name. Raises ConfigError if this is no whole checkout."""
     found = [(file, str(file.relative_to(ROOT))) for package in PACKAGES for file in _within(ROOT / package)]
     environment = Path(ENVIRONMENT).name
-    here = ROOT / environment  # a host of a cluster may launch another
-    found += [(ROOT / name, name) for name in FILES]
-    found += [(here if here.is_file() else ROOT / ENVIRONMENT, environment)]
+    beside = BUNDLED if BUNDLED.is_dir() else ROOT
+    sources = {"requirements.lock": RUNTIME_LOCK, environment: ENVIRONMENT}
+    for name in (*FILES, environment):
+        named, here = beside / sources.get(name, name), beside / name  # a host of a cluster may launch another
+        found.append((named if named.is_file() else here, name))
     files = []
     for path, name in sorted(found, key=lambda pair: pair[1]):
         try:
@@ -159,7 +164,9 @@ def _files() -> list[_File]:
 
 
 def _within(package: Path) -> list[Path]:
+    """Without what a wheel has beside the code."""
     files = [file for file in package.rglob("*") if file.is_file() and not file.name.endswith(LEFTOVERS)]
+    files = [file for file in files if not file.is_relative_to(BUNDLED)]
     hidden = [
         file for file in files if any(p.startswith((".", "__pycache__")) for p in file.relative_to(package).parts)
     ]
