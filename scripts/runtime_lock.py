@@ -1,5 +1,5 @@
-"""Writes requirements.runtime.lock: of requirements.lock, what running needs and developing does not. Hosts of a cluster
-and containers install it. `--check` fails where the file is not current."""
+"""Writes requirements.runtime.lock: of requirements.lock, what running needs. Hosts of a cluster and containers install
+it. `--check` fails where the file is not current."""
 
 from __future__ import annotations
 

@@ -12,11 +12,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from odmoe.bundled import bundled_root
 from odmoe.machines.cluster_file import Host
 from odmoe.machines.owners.ownership import faults as owner_faults
 from odmoe.machines.owners.ownership import same_machine
-from odmoe.bundled import bundled_root
-from odmoe.machines.ship import ENVIRONMENT, RUNTIME_LOCK, has_store
+from odmoe.machines.ship import ENVIRONMENT, RUNTIME_LOCK, environment_file, has_store
 from odmoe.machines.ssh import Ssh
 from scheduler.errors import ConfigError, HostError
 from scheduler.yaml_file import read_yaml
@@ -213,10 +213,11 @@ def ports_of(cluster_file: Path, root: Path | None = None) -> dict[str, list[int
     """The ports at which the hosts of each role listen: those in the file's start commands, and of the nodes' streams.
     Raises ConfigError."""
     found = read_yaml(cluster_file, f"the cluster file {cluster_file}")
+    environment = (root / ENVIRONMENT) if root else environment_file()
     try:
-        node = [int(port) for port in re.findall(r"ODMOE_NODE_PORT=(\d+)", (root / ENVIRONMENT).read_text())]
+        node = [int(port) for port in re.findall(r"ODMOE_NODE_PORT=(\d+)", environment.read_text())]
     except OSError as error:
-        raise ConfigError(f"{root / ENVIRONMENT} cannot be read ({error.strerror})") from error
+        raise ConfigError(f"{environment} cannot be read ({error.strerror})") from error
     ports = {}
     for role, key in (("main_node", "head_start_ray_commands"), ("worker_node", "worker_start_ray_commands")):
         text = " ".join(map(str, found.get(key) or ()))

@@ -144,12 +144,8 @@ def lock_time() -> float:
 def _files() -> list[_File]:
     """The files of the code, sorted by name. Raises ConfigError if this is no whole checkout."""
     found = [(file, str(file.relative_to(ROOT))) for package in PACKAGES for file in _within(ROOT / package)]
-    environment = Path(ENVIRONMENT).name
-    beside = BUNDLED if BUNDLED.is_dir() else ROOT
-    sources = {"requirements.lock": RUNTIME_LOCK, environment: ENVIRONMENT}
-    for name in (*FILES, environment):
-        named, here = beside / sources.get(name, name), beside / name  # a host of a cluster may launch another
-        found.append((named if named.is_file() else here, name))
+    found += [(_beside(RUNTIME_LOCK if name == "requirements.lock" else name, name), name) for name in FILES]
+    found.append((environment_file(), Path(ENVIRONMENT).name))
     files = []
     for path, name in sorted(found, key=lambda pair: pair[1]):
         try:
@@ -161,6 +157,18 @@ def _files() -> list[_File]:
             ) from error
         files.append(_File(name, data, int(stat.st_mtime), bool(stat.st_mode & 0o100)))
     return files
+
+
+def environment_file() -> Path:
+    """What every process of a host starts with."""
+    return _beside(ENVIRONMENT, Path(ENVIRONMENT).name)
+
+
+def _beside(*names: str) -> Path:
+    """The first of these that there is beside the packages: a host of a cluster may launch another, and has what was
+    shipped to it."""
+    places = [(BUNDLED if BUNDLED.is_dir() else ROOT) / name for name in names]
+    return next((place for place in places if place.is_file()), places[0])
 
 
 def _within(package: Path) -> list[Path]:
