@@ -17,7 +17,7 @@ SHELL := bash
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help env packages demo test test-system test-slow figures format lint types stubs stubs-check lock dist docs clean python-check
+.PHONY: help env packages demo test test-system test-slow figures format lint types stubs stubs-check lock dist clean python-check
 
 PIP_FLAGS := --disable-pip-version-check --no-input --root-user-action=ignore
 
@@ -61,13 +61,16 @@ lint: env  ## ruff: rules and format
 types: env  ## mypy
 	@$(BIN)/mypy
 
-stubs: env  ## write wire/odmoe_pb2* again from proto/, and keywords.py from the settings
+stubs: env  ## write wire/odmoe_pb2* again from proto/, keywords.py and docs/cli.md from the settings
 	@$(BIN)/python scripts/generate_stubs.py
 	@$(BIN)/python scripts/generate_keywords.py
+	@$(BIN)/python scripts/generate_cli_docs.py
 
 stubs-check: env
 	@$(BIN)/python scripts/generate_stubs.py --check
 	@$(BIN)/python scripts/generate_keywords.py --check
+	@$(BIN)/python scripts/generate_cli_docs.py --check
+	@$(BIN)/python scripts/runtime_lock.py --check
 
 packages: $(VENV)/.locked  # what the hosts of a cluster need: our own code reaches them otherwise
 
