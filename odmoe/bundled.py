@@ -1,4 +1,4 @@
-"""The files that a checkout has beside its packages, and a wheel in `odmoe/bundled` (setup.py puts them there)."""
+"""The files that a checkout has beside its packages, and a wheel in its own folder (setup.py puts them there)."""
 
 from __future__ import annotations
 

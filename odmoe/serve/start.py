@@ -197,4 +197,5 @@ def make_service(model: Model, own: ServeSettings) -> Service:
         body_bytes=parse_bytes(own.body_size),
         request_bytes=parse_bytes(own.request_memory),
     )
-    return Service(model, name, served, limits, Metrics(model.cluster))
+    tls = model.opened.settings.tls
+    return Service(model, name, served, limits, Metrics(model.cluster, Path(tls).expanduser() if tls else None))
