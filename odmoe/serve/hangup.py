@@ -25,6 +25,7 @@ def on_hangup(act: Callable[[], None]) -> Iterator[None]:
 
     def handle(number: int, frame: FrameType | None) -> None:
         if had_terminal and not has_terminal():
+            signal.signal(signal.SIGHUP, signal.SIG_IGN)  # a shell sends another one; two SIGTERM would cut answers
             os.kill(os.getpid(), signal.SIGTERM)
         else:
             threading.Thread(target=act, name="hangup", daemon=True).start()
