@@ -17,7 +17,7 @@ SHELL := bash
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help env packages demo test test-system test-slow figures format lint types stubs stubs-check lock clean python-check
+.PHONY: help env packages demo test test-system test-slow figures format lint types stubs stubs-check lock dist clean python-check
 
 PIP_FLAGS := --disable-pip-version-check --no-input --root-user-action=ignore
 
@@ -61,13 +61,16 @@ lint: env  ## ruff: rules and format
 types: env  ## mypy
 	@$(BIN)/mypy
 
-stubs: env  ## write wire/odmoe_pb2* again from proto/, and keywords.py from the settings
+stubs: env  ## write wire/odmoe_pb2* again from proto/, keywords.py and docs/cli.md from the settings
 	@$(BIN)/python scripts/generate_stubs.py
 	@$(BIN)/python scripts/generate_keywords.py
+	@$(BIN)/python scripts/generate_cli_docs.py
 
 stubs-check: env
 	@$(BIN)/python scripts/generate_stubs.py --check
 	@$(BIN)/python scripts/generate_keywords.py --check
+	@$(BIN)/python scripts/generate_cli_docs.py --check
+	@$(BIN)/python scripts/runtime_lock.py --check
 
 packages: $(VENV)/.locked  # what the hosts of a cluster need: our own code reaches them otherwise
 
@@ -120,8 +123,17 @@ lock: python-check  ## resolve pyproject.toml again in a fresh environment and w
 	  | sed -E 's/\+[A-Za-z0-9.]+$$//' | grep -Ev '^(nvidia-|cuda-|triton==)'; } > "$$work/lock"; \
 	if grep -v '^#' "$$work/lock" | grep -vE '^[A-Za-z0-9._-]+==[A-Za-z0-9.!]+$$'; then echo "These lines are not exact pins; requirements.lock is left as it was." >&2; exit 1; fi; \
 	cat "$$work/lock" > requirements.lock; \
+	"$$work/venv/bin/python" -m pip install $(PIP_FLAGS) -qq packaging; "$$work/venv/bin/python" scripts/runtime_lock.py; \
 	echo "requirements.lock: $$(grep -c == requirements.lock) packages"
 
+# Of tracked files alone, in a folder of its own: leftovers in build/ would be in it too.
+dist: env  ## a wheel in dist/, with the demo model and what hosts of a cluster need
+	@work=$$(mktemp -d); trap 'rm -rf "$$work"' EXIT; \
+	git ls-files -z | xargs -0 cp --parents -t "$$work"; \
+	export ODMOE_COMMIT="$$(git describe --always --dirty --exclude='*')"; mkdir -p dist; \
+	$(BIN)/python -m pip wheel $(PIP_FLAGS) -q --no-deps --no-build-isolation -w dist "$$work"; \
+	ls -l dist/*.whl
+
 clean:  ## remove .venv, caches and build leftovers (results/ stays)
-	@rm -rf $(VENV) build .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info
+	@rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -11,14 +11,19 @@ import signal
 import sys
 import threading
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from odmoe.clusters.process import prepare_process, prepare_ray
 from odmoe.commands.shared.exit import outcome
-from odmoe.machines.head import SILENT_S, STOP
+from odmoe.json_log import use_json_log
+from odmoe.machines.head import KEYS, SILENT_S, STOP
+from odmoe.settings.api_keys import ApiKey
 from odmoe.settings.derived import OUTPUT_FILES
 from odmoe.settings.settings import Settings
 from odmoe.settings.sources import merge_sources
+
+if TYPE_CHECKING:
+    from odmoe.serve.key_ring import KeyRing
 
 AGAIN_S = 1.0
 """Between the interrupts of a service that is to end at once."""
@@ -50,6 +55,11 @@ def _serve(request: dict[str, Any]) -> int:
     """Serve as `odmoe.commands.over_ssh.serve` asks for, to this host alone. Says on standard output where, in a JSON
     line. Returns the exit code."""
 
+    from odmoe.serve.key_ring import KeyRing
+
+    ring = KeyRing(_keys_of(request["keys"]))
+    threading.Thread(target=_follow_signals, args=(ring,), daemon=True).start()
+
     def announce(name: str, address: tuple[str, int]) -> None:
         print(json.dumps({"name": name, "port": address[1]}), flush=True)
 
@@ -60,13 +70,20 @@ def _serve(request: dict[str, Any]) -> int:
 
         settings = settings_here({**request["settings"], "cluster": "auto"})
         own = ServeSettings(**request["service"])
-        return run_serve(settings, own, tuple(request["keys"]), Output(**request["output"]), announce)
+        if own.log_format == "json":
+            use_json_log()
+        return run_serve(settings, own, ring, Output(**request["output"]), announce)
 
     return outcome(work)
 
 
-def _follow_signals() -> None:
-    """Interrupt this process once for each line about a signal at the launching machine. When standard input ends, or
+def _keys_of(texts: list[dict[str, Any]]) -> list[ApiKey]:
+    return [ApiKey(**one) for one in texts]
+
+
+def _follow_signals(ring: KeyRing) -> None:
+    """Interrupt this process once for each line about a signal at the launching machine; take the keys that it has read
+    again. When standard input ends, or
     says nothing for `SILENT_S`, nobody can reach the service any more: then twice, which ends it at once."""
     lines: queue.SimpleQueue[str] = queue.SimpleQueue()
 
@@ -80,6 +97,8 @@ def _follow_signals() -> None:
         while line := lines.get(timeout=SILENT_S):
             if line == STOP:
                 os.kill(os.getpid(), signal.SIGINT)
+            elif line.startswith(KEYS):
+                ring.replace(_keys_of(json.loads(line.removeprefix(KEYS))))
     os.kill(os.getpid(), signal.SIGINT)
     time.sleep(AGAIN_S)
     os.kill(os.getpid(), signal.SIGINT)
@@ -101,10 +120,9 @@ def main() -> int:
     request = json.loads(line)
     prepare_process(timed=request.get("do") == "serve")
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    follow = _follow_signals if request.get("do") == "serve" else _follow_launcher
-    threading.Thread(target=follow, daemon=True).start()
     if request.get("do") == "serve":
         return _serve(request)
+    threading.Thread(target=_follow_launcher, daemon=True).start()
     if request.get("do") == "generate":
         return _generate(request)
     from odmoe.on_ray.head import serve

@@ -71,7 +71,7 @@ app = typer.Typer(
     cls=_Group,
     help="Run Mixture-of-Experts models too large for any of your machines.",
     no_args_is_help=True,
-    add_completion=False,
+    add_completion=True,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
@@ -81,7 +81,10 @@ def _version(show: bool) -> None:
     if show:
         from importlib.metadata import version
 
-        print(f"odmoe {version('odmoe')}")
+        from odmoe.bundled import commit
+
+        found = commit()
+        print(f"odmoe {version('odmoe')}" + (f" ({found})" if found else ""))
         raise typer.Exit
 
 

@@ -195,6 +195,11 @@ class _Pace:
         )
 
 
+def task_name(task: str) -> str:
+    """A task as people read it: `experts` -> `writing experts`."""
+    return _TASKS.get(task, task)
+
+
 def count_text(count: int, noun: str) -> str:
     """`1 worker`, `2 workers`."""
     return f"{count:,} {noun}{'' if count == 1 else 's'}"

@@ -110,7 +110,7 @@ def offences(files: list[Path]) -> list[str]:
             found += [
                 f"{where} names the module {name}"
                 for name in MODULE.findall(text)
-                if not is_module(name) and not name.endswith((".py", ".md", ".toml", ".yaml", ".proto"))
+                if not is_module(name) and not name.endswith((".py", ".md", ".toml", ".yaml", ".proto", ".service"))
             ]
     return found
 

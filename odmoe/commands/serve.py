@@ -29,6 +29,10 @@ def serve(
     """
     own = ServeSettings(**{name: value for name, value in flags.items() if name in ServeSettings.model_fields})
     keys = own.keys()
+    if own.log_format == "json":
+        from odmoe.json_log import use_json_log
+
+        use_json_log()
     settings = effective(
         {name: value for name, value in flags.items() if name in Settings.model_fields}, config
     ).settings.keeping_prompts()
@@ -42,6 +46,7 @@ def serve(
         from odmoe.commands.over_ssh.serve import serve_there
 
         raise typer.Exit(serve_there(settings, own, keys, output))
+    from odmoe.serve.key_ring import KeyRing
     from odmoe.serve.start import run_serve
 
-    raise typer.Exit(run_serve(settings, own, keys, output))
+    raise typer.Exit(run_serve(settings, own, KeyRing(keys), output))

@@ -18,6 +18,8 @@ from scheduler.errors import ClusterError, HostError, LaunchError, LinkError, OD
 AT_HEAD = ". ~/odmoe/code/env.sh && exec python -m odmoe.at_head"
 STOP, HERE = "stop\n", "here\n"
 """Lines for a service on the head: a signal came to the launching machine; it is still there."""
+KEYS = "keys "
+"""Begins a line with API keys that were read again, as JSON."""
 HERE_S, SILENT_S = 10.0, 60.0
 """Between two of the latter, and the longest silence: the service then ends, since nobody can reach it."""
 IDLE_S = 60.0

@@ -12,10 +12,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from odmoe.bundled import bundled_root
 from odmoe.machines.cluster_file import Host
 from odmoe.machines.owners.ownership import faults as owner_faults
 from odmoe.machines.owners.ownership import same_machine
-from odmoe.machines.ship import ENVIRONMENT, ROOT, has_store
+from odmoe.machines.ship import ENVIRONMENT, RUNTIME_LOCK, environment_file, has_store
 from odmoe.machines.ssh import Ssh
 from scheduler.errors import ConfigError, HostError
 from scheduler.yaml_file import read_yaml
@@ -233,14 +234,15 @@ def port_faults(host: Host, facts: Facts, required: Requirements) -> Iterable[tu
         )
 
 
-def ports_of(cluster_file: Path, root: Path = ROOT) -> dict[str, list[int]]:
+def ports_of(cluster_file: Path, root: Path | None = None) -> dict[str, list[int]]:
     """The ports at which the hosts of each role listen: those in the file's start commands, and of the nodes' streams.
     Raises ConfigError."""
     found = read_yaml(cluster_file, f"the cluster file {cluster_file}")
+    environment = (root / ENVIRONMENT) if root else environment_file()
     try:
-        node = [int(port) for port in re.findall(r"ODMOE_NODE_PORT=(\d+)", (root / ENVIRONMENT).read_text())]
+        node = [int(port) for port in re.findall(r"ODMOE_NODE_PORT=(\d+)", environment.read_text())]
     except OSError as error:
-        raise ConfigError(f"{root / ENVIRONMENT} cannot be read ({error.strerror})") from error
+        raise ConfigError(f"{environment} cannot be read ({error.strerror})") from error
     ports = {}
     for role, key in (("main_node", "head_start_ray_commands"), ("worker_node", "worker_start_ray_commands")):
         text = " ".join(map(str, found.get(key) or ()))
@@ -294,11 +296,14 @@ def room_faults(facts: Facts, name: str, manifest: str, size: int) -> Iterable[t
         )
 
 
-def pinned_versions(root: Path = ROOT) -> dict[str, str]:
-    """Locked versions of the packages in pyproject.toml. Raises ConfigError."""
+def pinned_versions(root: Path | None = None) -> dict[str, str]:
+    """Locked versions of the packages in pyproject.toml. `root`: None is this installation's. Raises ConfigError."""
+    root = root or bundled_root()
+    lock = root / RUNTIME_LOCK
+    lock = lock if lock.is_file() else root / "requirements.lock"
     try:
         asked = tomllib.loads((root / "pyproject.toml").read_text())["project"]["dependencies"]
-        locked = dict(re.findall(r"^([\w.-]+)==(\S+)$", (root / "requirements.lock").read_text(), re.MULTILINE))
+        locked = dict(re.findall(r"^([\w.-]+)==(\S+)$", lock.read_text(), re.MULTILINE))
     except (OSError, KeyError, ValueError) as error:
         raise ConfigError(f"pyproject.toml or requirements.lock in {root} cannot be read: {error!r}") from error
     names = {_name(re.split(r"[^\w.-]", line)[0]) for line in asked}

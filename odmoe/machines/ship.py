@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from odmoe.bundled import BUNDLED
 from odmoe.machines.ssh import size_of
 from scheduler.errors import ConfigError, HostError, StoreWriteError
 
@@ -23,8 +24,10 @@ if TYPE_CHECKING:
     from odmoe.machines.ssh import Ssh
 
 ROOT = Path(__file__).resolve().parents[2]
-PACKAGES = ("scheduler", "wire", "proto", "checkpoint", "main_node", "shadow_node", "worker_node", "odmoe")
-FILES = ("pyproject.toml", "requirements.lock", "Makefile", "README.md", "LICENSE")
+PACKAGES = ("scheduler", "wire", "checkpoint", "main_node", "shadow_node", "worker_node", "odmoe")
+FILES = ("pyproject.toml", "requirements.lock", "Makefile", "LICENSE")
+"""What a host's environment is made from. Its lock file is requirements.runtime.lock here: it tests nothing."""
+RUNTIME_LOCK = "requirements.runtime.lock"
 ENVIRONMENT = "deploy/env.sh"
 SHIPPED = "SHIPPED"
 KEYS = "~/odmoe/keys"
@@ -141,10 +144,8 @@ def lock_time() -> float:
 def _files() -> list[_File]:
     """The files of the code, sorted by name. Raises ConfigError if this is no whole checkout."""
     found = [(file, str(file.relative_to(ROOT))) for package in PACKAGES for file in _within(ROOT / package)]
-    environment = Path(ENVIRONMENT).name
-    here = ROOT / environment  # a host of a cluster may launch another
-    found += [(ROOT / name, name) for name in FILES]
-    found += [(here if here.is_file() else ROOT / ENVIRONMENT, environment)]
+    found += [(_beside(RUNTIME_LOCK if name == "requirements.lock" else name, name), name) for name in FILES]
+    found.append((environment_file(), Path(ENVIRONMENT).name))
     files = []
     for path, name in sorted(found, key=lambda pair: pair[1]):
         try:
@@ -158,8 +159,22 @@ def _files() -> list[_File]:
     return files
 
 
+def environment_file() -> Path:
+    """What every process of a host starts with."""
+    return _beside(ENVIRONMENT, Path(ENVIRONMENT).name)
+
+
+def _beside(*names: str) -> Path:
+    """The first of these that there is beside the packages: a host of a cluster may launch another, and has what was
+    shipped to it."""
+    places = [(BUNDLED if BUNDLED.is_dir() else ROOT) / name for name in names]
+    return next((place for place in places if place.is_file()), places[0])
+
+
 def _within(package: Path) -> list[Path]:
+    """Without what a wheel has beside the code."""
     files = [file for file in package.rglob("*") if file.is_file() and not file.name.endswith(LEFTOVERS)]
+    files = [file for file in files if not file.is_relative_to(BUNDLED)]
     hidden = [
         file for file in files if any(p.startswith((".", "__pycache__")) for p in file.relative_to(package).parts)
     ]

@@ -36,6 +36,10 @@ class Record:
     id: str
     method: str
     path: str
+    client: str | None = None
+    """Its address."""
+    key: str | None = None
+    """The name of its API key."""
     began: float = field(default_factory=time.perf_counter)
     ended: float | None = None
     """When the last byte of the answer was sent. The line comes later, with the recall."""
@@ -72,6 +76,8 @@ class Record:
             "method": self.method,
             "path": self.path,
             "status": self.status,
+            "client": self.client,
+            "key": self.key,
             "model": self.model,
             "stream": self.stream or None,
             "prompt_tokens": self.prompt_tokens,
@@ -120,7 +126,8 @@ class AccessLog:
             await self._app(scope, receive, send)
             return
         path = (scope.get("raw_path") or scope["path"].encode()).decode("ascii", "backslashreplace")
-        record = Record(_request_id(scope), scope["method"], path)
+        client = scope.get("client")
+        record = Record(_request_id(scope), scope["method"], path, client[0] if client else None)
         scope.setdefault("state", {})["record"] = record
 
         async def send_noted(message: Message) -> None:

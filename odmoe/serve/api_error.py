@@ -24,12 +24,20 @@ class ApiError(Exception):
     """What a client is told."""
 
     def __init__(
-        self, status: int, message: str, kind: str = INVALID, param: str | None = None, code: str | None = None
+        self,
+        status: int,
+        message: str,
+        kind: str = INVALID,
+        param: str | None = None,
+        code: str | None = None,
+        again_s: int = AGAIN_S,
     ) -> None:
-        """`param`: the field of the request that is wrong. `code`: for programs, e.g. `model_not_found`."""
+        """`param`: the field of the request that is wrong. `code`: for programs, e.g. `model_not_found`. `again_s`: for
+        `Retry-After`."""
         message = message if len(message) <= MOST_CHARACTERS else f"{message[:MOST_CHARACTERS]}..."
         super().__init__(message)
         self.status, self.message, self.kind, self.param, self.code = status, message, kind, param, code
+        self.again_s = again_s
 
     def as_object(self) -> dict[str, Any]:
         """`{"error": {"message", "type", "param", "code"}}`."""
@@ -39,7 +47,7 @@ class ApiError(Exception):
     def headers(self) -> dict[str, str]:
         """Those of the response that are not every response's."""
         if self.status in (429, 503):
-            return {"Retry-After": str(AGAIN_S)}
+            return {"Retry-After": str(self.again_s)}
         if self.status in (500, 504):
             return {"X-Should-Retry": "false"}  # the official client would have the whole answer computed again
         return {"WWW-Authenticate": "Bearer"} if self.status == 401 else {}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from fastapi import FastAPI
@@ -12,6 +12,7 @@ from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
+from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
 
 from odmoe.serve.access_log import FORMATS, GONE, AccessLog
 from odmoe.serve.api_error import ApiError, ClientGoneError, to_api_error
@@ -19,6 +20,7 @@ from odmoe.serve.callers import Crowded, CsrfGuard, Keys
 from odmoe.serve.error_forms import error_object
 from odmoe.serve.ollama.models import add_models
 from odmoe.serve.page.routes import add_page
+from odmoe.serve.key_ring import KeyRing
 from odmoe.serve.routes import add_answers
 from odmoe.serve.status import add_status
 from odmoe.serve.tokens import add_tokens
@@ -37,12 +39,14 @@ _log = logging.getLogger(__name__)
 class Access:
     """Who may ask, and where it is written down."""
 
-    keys: tuple[str, ...] = ()
-    """None: everybody may."""
+    keys: KeyRing = field(default_factory=KeyRing)
+    """Of none: everybody may."""
     origins: tuple[str, ...] = ()
     """Web pages of other hosts whose scripts may ask."""
     log: Callable[[str], None] = lambda line: None
     log_format: str = "text"
+    proxies: tuple[str, ...] = ()
+    """Addresses and networks whose `X-Forwarded-For` is believed."""
 
 
 def make_app(service: Service, access: Access) -> FastAPI:
@@ -61,7 +65,7 @@ def make_app(service: Service, access: Access) -> FastAPI:
     add_page(app, service)
     _add_errors(app, service)
     # The last one added is the first that a request comes to. A browser asks for leave without a key.
-    if access.keys:
+    if len(access.keys):
         app.add_middleware(Keys, keys=access.keys, on_refused=service.meter.on_refused)
     else:
         app.add_middleware(CsrfGuard, origins=access.origins, on_refused=service.meter.on_refused)
@@ -75,6 +79,8 @@ def make_app(service: Service, access: Access) -> FastAPI:
         )
     app.add_middleware(Crowded, on_refused=service.meter.on_refused)
     app.add_middleware(AccessLog, write=access.log, line=FORMATS[access.log_format])
+    if access.proxies:
+        app.add_middleware(ProxyHeadersMiddleware, trusted_hosts=list(access.proxies))  # type: ignore[arg-type]
     return app
 
 

@@ -3,8 +3,8 @@ show."""
 
 from __future__ import annotations
 
-import hmac
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers
@@ -13,6 +13,8 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from odmoe.serve.api_error import SERVER, ApiError
 from odmoe.serve.error_forms import error_object
 from odmoe.serve.page.static_files import static_files
+from odmoe.serve.key_ring import KeyRing
+from odmoe.settings.api_keys import ApiKey
 from odmoe.settings.serve_settings import is_loopback
 
 WITHOUT_KEY = ("/health", "/ready", *static_files())
@@ -25,28 +27,41 @@ WITHOUT_EFFECT = ("GET", "HEAD", "OPTIONS")
 
 class Keys:
     """Refuses requests without one of the keys, as `Authorization: Bearer KEY` or, as Anthropic's clients send it,
-    `x-api-key: KEY`. `on_refused`: called with the error's code."""
+    `x-api-key: KEY`, and those beyond a key's limits. `on_refused`: called with the error's code."""
 
-    def __init__(self, app: ASGIApp, keys: Sequence[str], on_refused: Callable[[str], None]) -> None:
+    def __init__(self, app: ASGIApp, keys: KeyRing, on_refused: Callable[[str], None]) -> None:
         self._app = app
         self._on_refused = on_refused
-        self._keys = [key.encode() for key in keys]
+        self._keys = keys
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["path"] in WITHOUT_KEY or self._is_known(Headers(scope=scope)):
+        if scope["type"] != "http" or scope["path"] in WITHOUT_KEY:
             await self._app(scope, receive, send)
             return
-        error = ApiError(
-            401, "the API key is missing or wrong; send it as `Authorization: Bearer KEY`", code="invalid_api_key"
-        )
-        await _refuse(error, self._on_refused, scope, receive, send)
+        key = self._key_of(Headers(scope=scope))
+        if key is None:
+            error = ApiError(
+                401, "the API key is missing or wrong; send it as `Authorization: Bearer KEY`", code="invalid_api_key"
+            )
+            await _refuse(error, self._on_refused, scope, receive, send)
+            return
+        scope["state"]["record"].key = key.name
+        if scope["method"] in WITHOUT_EFFECT:
+            await self._app(scope, receive, send)
+            return
+        with ExitStack() as while_answered:
+            try:
+                while_answered.enter_context(self._keys.using(key))
+            except ApiError as error:
+                await _refuse(error, self._on_refused, scope, receive, send)
+                return
+            await self._app(scope, receive, send)
 
-    def _is_known(self, headers: Headers) -> bool:
-        """In a time that does not tell how much of a key is right."""
+    def _key_of(self, headers: Headers) -> ApiKey | None:
         scheme, _, bearer = headers.get("authorization", "").partition(" ")
-        sent = [headers.get("x-api-key", ""), bearer if scheme.lower() == "bearer" else ""]
-        keys = [one.strip().encode("utf-8", "surrogateescape") for one in sent]
-        return any([hmac.compare_digest(key, known) for key in keys for known in self._keys])
+        sent = [bearer if scheme.lower() == "bearer" else "", headers.get("x-api-key", "")]
+        found = [self._keys.find(given.strip().encode("utf-8", "surrogateescape")) for given in sent]
+        return next((key for key in found if key is not None), None)
 
 
 class CsrfGuard:

@@ -89,6 +89,7 @@ class HttpServer:
             access_log=False,
             backlog=socket.SOMAXCONN,
             server_header=False,
+            proxy_headers=False,  # `make_app` decides whose headers are believed
             timeout_graceful_shutdown=CLOSE_S,
         )
         self._uvicorn = _Uvicorn(config)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, generate_latest
 from prometheus_client.metrics_core import Metric
 
 from odmoe.serve.api_error import TABLE
+from odmoe.serve.certificate_metrics import CertificateMetrics
 from odmoe.serve.cluster_metrics import ClusterMetrics
 
 if TYPE_CHECKING:
@@ -42,12 +44,14 @@ REASONS = (
     "invalid_prompt",
     "invalid_request_error",
     "invalid_value",
+    "loading",
     "missing_required_parameter",
     "model_not_found",
     "no_chat_template",
     "no_route",
     "memory_full",
     "queue_full",
+    "rate_limit_exceeded",
     "server_error",
     "slow_request",
     "stopped",
@@ -63,9 +67,10 @@ REASONS = (
 
 
 class Metrics:
-    """Thread-safe. Every metric has a row in docs/metrics.md. `cluster`: whose figures are read with each scrape."""
+    """Thread-safe. Every metric has a row in docs/metrics.md. `cluster`: whose figures are read with each scrape.
+    `certificates`: the folder of this host's, if any."""
 
-    def __init__(self, cluster: Cluster) -> None:
+    def __init__(self, cluster: Cluster, certificates: Path | None = None) -> None:
         registry = self.registry = CollectorRegistry()
         self._answers = Counter(
             "odmoe_answers_total", "Answers that have ended, by why.", ["finish"], registry=registry
@@ -109,6 +114,7 @@ class Metrics:
             registry=registry,
         )
         registry.register(ClusterMetrics(cluster))
+        registry.register(CertificateMetrics(certificates))
         ProcessCollector(registry=registry)
 
     def on_begun(self) -> None:

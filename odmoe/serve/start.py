@@ -6,9 +6,10 @@ import socket
 import time
 from collections.abc import Callable
 from contextlib import closing
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from odmoe.api.checks import check_early
 from odmoe.api.model import start_model
@@ -24,7 +25,9 @@ from scheduler.errors import ClusterError, ConfigError, LinkError, ODMoEError
 if TYPE_CHECKING:
     from odmoe.api.model import Model
     from odmoe.serve.connection import ClientLimits
+    from odmoe.serve.key_ring import KeyRing
     from odmoe.serve.lifetime import HttpServer
+    from odmoe.serve.loading import LoadingServer, LoadProgress
     from odmoe.serve.service import Service
 
 
@@ -37,22 +40,54 @@ Announce = Callable[[str, tuple[str, int]], None]
 def run_serve(
     settings: Settings,
     own: ServeSettings,
-    keys: tuple[str, ...],
+    keys: KeyRing,
     output: Output,
     announce: Announce | None = None,
 ) -> int:
-    """Serve until a signal comes. Returns the exit code. `announce`: None says it on standard error.
+    """Serve until a signal comes. Returns the exit code. `keys`: read again on SIGHUP. `announce`: None says it on
+    standard error.
 
     Raises ConfigError, CheckpointError, StoreError, ClusterError.
     """
-    terminal = Terminal(output.quiet, output.debug)
     prepare_process(output.debug, timed=True)
     check_early(settings)
-    with closing(bind_socket(own)) as listening:
-        if announce is None and not terminal.console.is_terminal:  # no spinner says that it starts
-            terminal.notify(f"starting {settings.model or settings.cluster}")
-        with start_model(settings, terminal) as model:
-            return _serve(model, own, keys, listening, terminal, announce or _saying(terminal), output.quiet)
+    with closing(bind_socket(own)) as listening, LogThread() as log:
+        from odmoe.serve.hangup import on_hangup, read_keys_again
+        from odmoe.serve.loading import LoadingServer, LoadProgress, StartTerminal
+
+        progress = LoadProgress()
+        terminal = StartTerminal(output, progress)
+        starting = _Starting(own, keys, listening, log, terminal, announce or _saying(terminal), output.quiet)
+        reread = partial(read_keys_again, own, keys, _timed_writer(log, terminal.print_always))
+        with on_hangup(reread), LoadingServer(listening, progress, starting.write, starting.line) as loading:
+            if announce is None and not terminal.console.is_terminal:  # no spinner says that it starts
+                terminal.notify(f"starting {settings.model or settings.cluster}")
+            with start_model(settings, terminal) as model:
+                return _serve(model, starting, progress, loading)
+
+
+@dataclass(frozen=True, slots=True)
+class _Starting:
+    """What is there before the model is."""
+
+    own: ServeSettings
+    keys: KeyRing
+    listening: socket.socket
+    log: LogThread
+    terminal: Terminal
+    announce: Announce
+    quiet: bool
+
+    @property
+    def write(self) -> Callable[[str], None]:
+        """Of the access log."""
+        return (lambda line: None) if self.quiet else self.log.line
+
+    @property
+    def line(self) -> Callable[[dict[str, Any]], str]:
+        from odmoe.serve.access_log import FORMATS
+
+        return FORMATS[self.own.log_format]
 
 
 def _saying(terminal: Terminal) -> Announce:
@@ -66,7 +101,7 @@ def url_of(address: tuple[str, int]) -> str:
 
 
 def bind_socket(own: ServeSettings) -> socket.socket:
-    """Bound before the model is loaded, so that an address in use is told at once; nobody can connect yet."""
+    """Bound before the model is loaded, so that an address in use is told at once."""
     host, port = own.address
     try:
         family, kind, proto, _, address = socket.getaddrinfo(
@@ -82,30 +117,28 @@ def bind_socket(own: ServeSettings) -> socket.socket:
     return listening
 
 
-def _serve(
-    model: Model,
-    own: ServeSettings,
-    keys: tuple[str, ...],
-    listening: socket.socket,
-    terminal: Terminal,
-    announce: Announce,
-    quiet: bool,
-) -> int:
+def _serve(model: Model, starting: _Starting, progress: LoadProgress, loading: LoadingServer) -> int:
     from odmoe.serve.app import Access, make_app
     from odmoe.serve.lifetime import HttpServer
+    from odmoe.serve.warm_up import warm_up
 
+    own, log, terminal = starting.own, starting.log, starting.terminal
     service = make_service(model, own)
     try:
+        service.notify = notify = _timed_writer(log, terminal.notify)
+        service.log_cause = _timed_writer(log, terminal.print_always)
+        app = make_app(
+            service, Access(starting.keys, own.cors_origin, starting.write, own.log_format, own.forwarded_allow_ips)
+        )
+        progress.set("answering a first prompt")
+        warm_up(service)
         end = _LostMainNode(model.opened.settings.uses_existing_ray)
-        with LogThread() as log, NodeWatch(model.cluster, notify := _timed_writer(log, terminal.notify), end.on_poll):
-            service.notify, service.log_cause = notify, _timed_writer(log, terminal.print_always)
-            app = make_app(
-                service, Access(keys, own.cors_origin, (lambda line: None) if quiet else log.line, own.log_format)
-            )
+        with NodeWatch(model.cluster, notify, end.on_poll):
             client_limits = own_client_limits(own, service.answer_pool.places)
-            server = end.server = HttpServer(app, service, listening, own.drain_timeout, notify, client_limits)
-            listening.listen(socket.SOMAXCONN)
-            announce(service.name, listening.getsockname()[:2])
+            loading.close()
+            server = HttpServer(app, service, starting.listening, own.drain_timeout, notify, client_limits)
+            end.server = server
+            starting.announce(service.name, starting.listening.getsockname()[:2])
             return server.run()
     finally:
         service.close()
@@ -166,7 +199,9 @@ def make_service(model: Model, own: ServeSettings) -> Service:
         body_bytes=parse_bytes(own.body_size),
         request_bytes=parse_bytes(own.request_memory),
     )
-    service = Service(model, name, served, limits, Metrics(model.cluster))
+    tls = model.opened.settings.tls
+    metrics = Metrics(model.cluster, Path(tls).expanduser() if tls else None)
+    service = Service(model, name, served, limits, metrics)
     service.aliases = tuple(aliases)
     service.unknown_fields = UnknownFields(own.strict, lambda line: service.notify(line))
     return service

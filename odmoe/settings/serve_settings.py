@@ -5,11 +5,11 @@ from __future__ import annotations
 import ipaddress
 import os
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field
 
+from odmoe.settings.api_keys import LEAST_KEY, ApiKey, check_key, read_key_file
 from odmoe.settings.sources import API_KEY
 from odmoe.settings.table import Count, Number, Table, count, flag, one_of, setting
 from odmoe.settings.units import SIZE, parse_address, parse_bytes
@@ -17,8 +17,6 @@ from scheduler.errors import ConfigError
 
 ADDRESS = "HOST:PORT, such as 127.0.0.1:8000; port 0: any that is free"
 MOST_CONNECTIONS = 60_000
-LEAST_KEY = 16
-"""Characters of an API key: a shorter one can be guessed."""
 
 
 def _address(text: Any) -> str:
@@ -28,6 +26,11 @@ def _address(text: Any) -> str:
 
 def _size(text: Any) -> str:
     parse_bytes(text)
+    return str(text)
+
+
+def _network(text: Any) -> str:
+    ipaddress.ip_network(str(text))
     return str(text)
 
 
@@ -51,13 +54,20 @@ class ServeSettings(Table):
         repr=False,
     )
     api_key_file: str | None = setting(
-        None, "a file", "File of keys, one a line; needed beyond loopback", heading="Service"
+        None, "a file", "File of keys, one a line, or NAME:KEY; needed beyond loopback", heading="Service"
     )
     cors_origin: tuple[Annotated[str, Field(min_length=1)], ...] = setting(
         (),
         "an origin such as https://chat.example.org, or *",
         "Web pages that may ask from a browser; repeatable",
         heading="Service",
+    )
+    forwarded_allow_ips: tuple[Annotated[str, BeforeValidator(_network)], ...] = setting(
+        (),
+        "an address or a network, such as 127.0.0.1 or 10.0.0.0/8",
+        "Reverse proxy whose X-Forwarded-For names the client in the log; repeatable",
+        heading="Service",
+        metavar="ADDRESS",
     )
     model_name: tuple[Annotated[str, Field(min_length=1)], ...] = setting(
         (),
@@ -110,7 +120,7 @@ class ServeSettings(Table):
         heading="Service",
         metavar="SIZE",
     )
-    log_format: str = one_of("text", ("text", "json"), "Lines about requests", heading="Service")
+    log_format: str = one_of("text", ("text", "json"), "Lines of the log; json: all of them", heading="Service")
 
     def __init__(self, named: Callable[[str], str] | None = None, **values: Any) -> None:
         super().__init__(named, **values)
@@ -121,38 +131,21 @@ class ServeSettings(Table):
     def address(self) -> tuple[str, int]:
         return parse_address(self.bind, least=0)
 
-    def keys(self, environ: Mapping[str, str] = os.environ) -> tuple[str, ...]:
+    def keys(self, environ: Mapping[str, str] = os.environ) -> tuple[ApiKey, ...]:
         """The API keys. Raises ConfigError for one that is not valid, and for none where others can connect."""
+        keys: tuple[ApiKey, ...] = ()
         if self.api_key is not None:
-            keys, source = [self.api_key], flag("api_key")
+            keys = (ApiKey(check_key(self.api_key, flag("api_key"))),)
         elif self.api_key_file is not None:
-            keys, source = _keys_in(self.api_key_file), f"{flag('api_key_file')} {self.api_key_file}"
-        else:
-            keys, source = [environ[API_KEY]] if API_KEY in environ else [], API_KEY
-        for key in keys:
-            if len(key) < LEAST_KEY or not key.isascii() or not key.isprintable() or " " in key:
-                raise ConfigError(
-                    f"{source} has a key of {len(key)} characters that is not valid (it is not shown); allowed: at "
-                    f"least {LEAST_KEY} ASCII characters without spaces"
-                )
+            keys = read_key_file(self.api_key_file, f"{flag('api_key_file')} {self.api_key_file}")
+        elif API_KEY in environ:
+            keys = (ApiKey(check_key(environ[API_KEY], API_KEY)),)
         if not keys and not is_loopback(self.address[0]):
             raise ConfigError(
                 f"{flag('bind')} is {self.bind}, where others can connect, and there is no API key; give "
                 f"{flag('api_key_file')} FILE, or set {API_KEY}"
             )
-        return tuple(keys)
-
-
-def _keys_in(file: str) -> list[str]:
-    try:
-        lines = Path(file).expanduser().read_text().splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        why = error.strerror if isinstance(error, OSError) else error
-        raise ConfigError(f"{flag('api_key_file')} {file} cannot be read: {why}; check the path") from error
-    keys = [line.strip() for line in lines if line.strip()]
-    if not keys:
-        raise ConfigError(f"{flag('api_key_file')} {file} has no key; write one into each line")
-    return keys
+        return keys
 
 
 def is_loopback(host: str) -> bool:

@@ -23,11 +23,16 @@ from odmoe.commands.over_ssh.generate import bring_up, pass_on
 from odmoe.commands.over_ssh.relay import Relay
 from odmoe.log_thread import utc_time
 from odmoe.machines.cluster_file import ClusterFile, read_cluster_file
-from odmoe.machines.head import AT_HEAD, HERE, HERE_S, SILENT_S, STOP
+from odmoe.machines.head import AT_HEAD, HERE, HERE_S, KEYS, SILENT_S, STOP
 from odmoe.machines.home import cluster_dir
 from odmoe.machines.ssh import Ssh
 from odmoe.machines.ssh_process import Remote
+from odmoe.serve.access_log import as_text
+from odmoe.serve.hangup import on_hangup, read_keys_again
+from odmoe.serve.key_ring import KeyRing
+from odmoe.serve.loading import LoadingServer, LoadProgress
 from odmoe.serve.start import bind_socket, url_of
+from odmoe.settings.api_keys import ApiKey
 from odmoe.settings.derived import HERE_ONLY
 from odmoe.settings.serve_settings import ServeSettings
 from odmoe.settings.settings import Settings
@@ -43,7 +48,7 @@ LASTING_S = 60.0
 THERE = "127.0.0.1:0"
 
 
-def serve_there(settings: Settings, own: ServeSettings, keys: tuple[str, ...], output: Output) -> int:
+def serve_there(settings: Settings, own: ServeSettings, keys: tuple[ApiKey, ...], output: Output) -> int:
     """Serve until a signal comes. Returns the main host's exit code. If the main host or the service there is lost, it
     is started again, up to `--retry` times, each of which waits `--launch-timeout` for the host.
 
@@ -53,23 +58,31 @@ def serve_there(settings: Settings, own: ServeSettings, keys: tuple[str, ...], o
     check_early(settings)
     terminal = Terminal(output.quiet, output.debug)
     with contextlib.closing(bind_socket(own)) as listening, contextlib.closing(Relay(listening)) as relay:
-        bring_up(settings, cluster, output)  # an address in use is told before anything is started
-        service = _Service(settings, own, keys, output, relay, terminal)
-        retry = 0
-        while True:
-            try:
-                if retry:
-                    _wait_until_back(cluster, settings.launch_s)
-                    bring_up(settings, cluster, output)
-                return service.run(cluster)
-            except (HostError, LaunchError) as error:
-                if service.lasted_s > LASTING_S:
-                    retry = 0
-                service.lasted_s = 0.0
-                if not service.served or retry == settings.retry:
-                    raise
-                retry += 1
-                terminal.print_always(f"{utc_time()} {error}; retry {retry} of {settings.retry}")
+        progress = LoadProgress("starting the cluster")
+        with LoadingServer(listening, progress, lambda line: None, as_text) as loading:
+            bring_up(settings, cluster, output)  # an address in use is told before anything is started
+            progress.set("starting the service on the main host")
+            service = _Service(settings, own, keys, output, relay, terminal, loading)
+            return _serve_again(settings, cluster, service, output)
+
+
+def _serve_again(settings: Settings, cluster: ClusterFile, service: _Service, output: Output) -> int:
+    """Until it ends by itself, or was lost once more than `--retry` allows."""
+    retry = 0
+    while True:
+        try:
+            if retry:
+                _wait_until_back(cluster, settings.launch_s)
+                bring_up(settings, cluster, output)
+            return service.run(cluster)
+        except (HostError, LaunchError) as error:
+            if service.lasted_s > LASTING_S:
+                retry = 0
+            service.lasted_s = 0.0
+            if not service.served or retry == settings.retry:
+                raise
+            retry += 1
+            Terminal().print_always(f"{utc_time()} {error}; retry {retry} of {settings.retry}")
 
 
 class _Service:
@@ -82,13 +95,17 @@ class _Service:
         self,
         settings: Settings,
         own: ServeSettings,
-        keys: tuple[str, ...],
+        keys: tuple[ApiKey, ...],
         output: Output,
         relay: Relay,
         terminal: Terminal,
+        loading: LoadingServer,
     ) -> None:
-        self._asked = json.dumps(_request(settings, own, keys, output)) + "\n"
-        self._relay, self._terminal = relay, terminal
+        """`loading`: answers until the service does."""
+        self._settings, self._output = settings, output
+        self._relay, self._terminal, self._loading = relay, terminal, loading
+        self._own, self._ring = own, KeyRing(keys)
+        self._remote: Remote | None = None
         self.served, self.lasted_s = False, 0.0
         self._since: float | None = None
 
@@ -99,10 +116,13 @@ class _Service:
         with Ssh.for_cluster(cluster, cluster_dir(cluster.name)) as ssh:
             remote = ssh.start(cluster.main, AT_HEAD, GRACE_S)
             try:
-                remote.send(self._asked)
-                with _signals(remote) as signals:
+                request = _request(self._settings, self._own, self._ring.keys, self._output)
+                remote.send(json.dumps(request) + "\n")
+                self._remote = remote
+                with _signals(remote) as signals, on_hangup(self._read_keys_again):
                     code, stderr = self._follow(ssh, cluster, remote)
             finally:
+                self._remote = None
                 self._relay.on_lost()
                 self.lasted_s = 0.0 if self._since is None else time.monotonic() - self._since
                 remote.close(GRACE_S)
@@ -113,6 +133,12 @@ class _Service:
             if code > 128:
                 raise _killed_error(cluster, code - 128)
             return code
+
+    def _read_keys_again(self) -> None:
+        """In a thread, when SIGHUP came."""
+        read_keys_again(self._own, self._ring, lambda text: self._terminal.print_always(f"{utc_time()} {text}"))
+        if self._remote is not None:
+            self._remote.send(KEYS + json.dumps([asdict(key) for key in self._ring.keys]) + "\n")
 
     def _follow(self, ssh: Ssh, cluster: ClusterFile, remote: Remote) -> tuple[int, str]:
         """Until the service ends. Returns its exit code and the last 4,000 bytes of its standard error."""
@@ -132,6 +158,7 @@ class _Service:
             thread.start()
         while (line := _next(said, broken, remote)) is not None:
             if (serving := _parse_announcement(line)) is not None:
+                self._loading.close()
                 self._relay.lead_to(ssh.forward(cluster.main, serving["port"]))
                 _check(self._relay.address, cluster)
                 self.served, self._since = True, time.monotonic()
@@ -168,7 +195,7 @@ def _wait_until_back(cluster: ClusterFile, within_s: float) -> None:
         time.sleep(AGAIN_S)
 
 
-def _request(settings: Settings, own: ServeSettings, keys: tuple[str, ...], output: Output) -> dict[str, Any]:
+def _request(settings: Settings, own: ServeSettings, keys: tuple[ApiKey, ...], output: Output) -> dict[str, Any]:
     """What `odmoe.at_head` reads."""
     given = settings.model_dump(mode="json", exclude_unset=True)
     mine = own.model_dump(mode="json", exclude_unset=True, exclude={"api_key", "api_key_file"})
@@ -178,7 +205,7 @@ def _request(settings: Settings, own: ServeSettings, keys: tuple[str, ...], outp
         "do": "serve",
         "settings": {name: value for name, value in given.items() if name not in HERE_ONLY},
         "service": {**mine, "bind": THERE},
-        "keys": keys,
+        "keys": list(map(asdict, keys)),
         "output": asdict(output),
     }
 

@@ -109,7 +109,7 @@ def test_make_has_nothing_to_do_in_an_environment_made_after_the_sources(project
 
 def test_a_project_that_is_not_whole_is_named(project: Path, tmp_path: Path) -> None:
     (project / "requirements.lock").unlink()
-    with pytest.raises(ConfigError, match=r"project/requirements.lock cannot be read .*run odmoe from a checkout"):
+    with pytest.raises(ConfigError, match=r"project/requirements.runtime.lock cannot .*run odmoe from a checkout"):
         code_archive(tmp_path / "code.tar.gz")
     assert not (tmp_path / "code.tar.gz").exists()
 

@@ -21,6 +21,7 @@ from main_node.drafting import Drafting, DraftSource
 from main_node.report import Report
 from odmoe.serve.cluster_metrics import DEADLINE_S
 from odmoe.serve.metrics import Metrics
+from support.machines.certificates import Authority
 from support.nodes.served_cluster import ServedCluster
 from support.paths import ROOT
 from support.promql import Query, QueryError, Scrape, Value, scrape
@@ -82,14 +83,17 @@ class World:
 
 
 @pytest.fixture(scope="module")
-def world(demo_store: Callable[[str], Any], shadow_model: Callable[[str], Any]) -> Iterator[World]:
+def world(
+    demo_store: Callable[[str], Any], shadow_model: Callable[[str], Any], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[World]:
     found = World()
     drafts = DraftSource(3, prompt=True)
     cluster = ServedCluster(demo_store("float32"), workers=2, shadow=shadow_model("nf4"), drafts=drafts)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("main_node.node.LAST_PREDICTIONS_S", 0.2)  # drafts overtake the shadow, which is waited for then
         try:
-            found.metrics = Metrics(SimpleNamespace(figures=lambda: figures_of(cluster.main)))  # type: ignore[arg-type]
+            figures: Any = SimpleNamespace(figures=lambda: figures_of(cluster.main))
+            found.metrics = Metrics(figures, Authority(tmp_path_factory.mktemp("keys")).folder())
             found.metrics.on_refused("queue_full")
             found.scrape()
             drafting, cluster.main.drafting = cluster.main.drafting, Drafting(None)

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from odmoe.api.model import Model, OpenedModel
+from odmoe.settings.api_keys import ApiKey
 from odmoe.settings.serve_settings import ServeSettings
 from odmoe.settings.settings import Settings
 from support.paths import DEMO
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from openai import OpenAI
 
     from odmoe.serve.connection import ClientLimits
+    from odmoe.serve.key_ring import KeyRing
     from odmoe.serve.lifetime import HttpServer
     from odmoe.serve.service import Service
 
@@ -94,17 +96,22 @@ def demo_model(store: Any, **settings: Any) -> Iterator[Model]:
 
 @contextmanager
 def serving(
-    model: Model, keys: tuple[str, ...] = (), client_limits: ClientLimits | None = None, **own: Any
+    model: Model, keys: tuple[str, ...] | KeyRing = (), client_limits: ClientLimits | None = None, **own: Any
 ) -> Iterator[Served]:
     """`own`: of `ServeSettings`."""
     from odmoe.serve.app import Access, make_app
+    from odmoe.serve.key_ring import KeyRing
     from odmoe.serve.lifetime import HttpServer
     from odmoe.serve.start import make_service
 
     settings = ServeSettings(**own)
     service = make_service(model, settings)
     lines: list[str] = []
-    app = make_app(service, Access(keys, settings.cors_origin, lines.append, settings.log_format))
+    ring = keys if isinstance(keys, KeyRing) else KeyRing([ApiKey(key) for key in keys])
+    app = make_app(
+        service,
+        Access(ring, settings.cors_origin, lines.append, settings.log_format, settings.forwarded_allow_ips),
+    )
     with socket.create_server(("127.0.0.1", 0)) as listening:
         server = HttpServer(app, service, listening, settings.drain_timeout, client_limits=client_limits)
         served = Served(service, server, listening.getsockname(), lines)
