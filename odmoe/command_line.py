@@ -21,7 +21,7 @@ from odmoe.commands.shared.exit import ENDINGS, has_flag, one_interrupt, outcome
 from odmoe.commands.shared.flags import SettingsCommand
 
 NAMES = (
-    *("generate", "config", "shard", "stores"),
+    *("generate", "chat", "config", "shard", "stores"),
     *("certs", "up", "status", "down", "host-stores"),
     *("bench", "plan", "serve", "simulate", "systems", "train-predictor", "verify"),
 )
