@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import shutil
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
 
 from odmoe.conversation.chat_model import Delta, Figures
+from odmoe.conversation.word_wrap import WordWrap
 from odmoe.terminal import Terminal
 
 _CONTROL = {code: None for code in [*range(32), *range(127, 160)] if chr(code) not in "\n\t"}
@@ -19,6 +21,7 @@ class Screen:
 
     def __init__(self, terminal: Terminal) -> None:
         self.terminal = terminal
+        self._wrap: WordWrap | None = None
         self._is_terminal = sys.stdout.isatty()
         self._at_start, self._is_thinking = True, False
 
@@ -28,6 +31,7 @@ class Screen:
         with ExitStack() as waiting:
             waiting.enter_context(self.terminal.status("reading the conversation"))
             view = AnswerView(self, waiting)
+            self._wrap = WordWrap(shutil.get_terminal_size().columns) if self._is_terminal else None
             try:
                 yield view
             finally:
@@ -45,7 +49,7 @@ class Screen:
             if self._is_thinking:
                 self._is_thinking = False
                 self.terminal.console.print("\n")
-            text = delta.text.translate(_CONTROL) if self._is_terminal else delta.text
+            text = self._wrap.push(delta.text.translate(_CONTROL)) if self._wrap else delta.text
             self._at_start = text.endswith("\n")
             sys.stdout.write(text)
             sys.stdout.flush()
@@ -78,10 +82,10 @@ class AnswerView:
 
 
 def figures_text(figures: Figures) -> str:
-    """`24 tokens at 12.3 tokens/s, the first after 0.21 s; prompt 54 tokens, 40 of them kept`."""
-    rate = f" at {figures.tokens_per_s:.1f} tokens/s" if figures.tokens_per_s is not None else ""
+    """`24 tokens, 12.3 tokens/s, the first after 0.21 s; prompt 54 tokens, 40 cached`."""
+    rate = f", {figures.tokens_per_s:.1f} tokens/s" if figures.tokens_per_s is not None else ""
     first = f", the first after {figures.first_token_s:.2f} s" if figures.first_token_s is not None else ""
-    kept = f", {figures.cached_tokens:,} of them kept" if figures.cached_tokens is not None else ""
-    prompt = f"; prompt {figures.prompt_tokens:,} tokens{kept}" if figures.prompt_tokens is not None else ""
+    cached = f", {figures.cached_tokens:,} cached" if figures.cached_tokens is not None else ""
+    prompt = f"; prompt {figures.prompt_tokens:,} tokens{cached}" if figures.prompt_tokens is not None else ""
     count = "answer of unknown length" if figures.new_tokens is None else f"{figures.new_tokens:,} tokens"
     return count + rate + first + prompt

@@ -13,6 +13,11 @@ from odmoe.conversation.slash_commands import SlashCommands
 from odmoe.conversation.transcript import Transcript
 from scheduler.errors import ODMoEError
 
+_CUT = {
+    "length": "(cut at the most tokens of an answer: -n)",
+    "context": "(cut: the context is full; /reset begins anew)",
+}
+"""What is said of an answer that has no end of its own."""
 STOP_S = 10.0
 """Longest wait for an answer that was given up."""
 
@@ -41,6 +46,7 @@ class Session:
                         return
                 else:
                     self.answer(message)
+                    self._screen.say("")
             except ODMoEError as error:
                 self._screen.say(f"{type(error).__name__}: {error}", "red")
 
@@ -60,8 +66,8 @@ class Session:
             self._screen.say("(stopped)" if parts else "(stopped; the message is forgotten)", "dim")
             return
         self._commands.figures = figures = answer.figures
-        if figures.finish in ("length", "context"):
-            self._screen.say(f"(ended by {figures.finish}: /help)" if figures.finish == "context" else "(cut: length)", "dim")
+        if figures.finish in _CUT:
+            self._screen.say(_CUT[figures.finish], "dim")
         if self._commands.shows_figures:
             self._screen.say(figures_text(figures), "dim")
 

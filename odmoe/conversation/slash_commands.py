@@ -48,7 +48,7 @@ class SlashCommands:
             return False
         if name not in self._actions:
             near = nearest(name, [*self._actions, "quit"])
-            raise ConfigError(f"/{name} is no command{near or ''}; /help lists them")
+            raise ConfigError(f"/{name} is no command{near or '; /help lists them'}")
         self._actions[name](argument.strip())
         return True
 

@@ -43,7 +43,9 @@ class Transcript:
     def save(self, file: Path, model: str) -> None:
         """Write the conversation as JSON. Raises ConfigError."""
         try:
-            file.write_text(json.dumps({"model": model, "messages": self.messages}, ensure_ascii=False, indent=1) + "\n")
+            file.write_text(
+                json.dumps({"model": model, "messages": self.messages}, ensure_ascii=False, indent=1) + "\n"
+            )
         except OSError as error:
             raise ConfigError(f"{file} cannot be written: {error.strerror}; choose another place") from error
 
@@ -69,5 +71,7 @@ def _checked(file: Path, found: Any) -> list[dict[str, str]]:
     for number, one in enumerate(found):
         fine = isinstance(one, dict) and one.get("role") in _ROLES and isinstance(one.get("content"), str)
         if not fine:
-            raise ConfigError(f"message {number} of {file} is {one!r}; allowed: a role of {', '.join(_ROLES)}, and text")
+            raise ConfigError(
+                f"message {number} of {file} is {one!r}; allowed: a role of {', '.join(_ROLES)}, and text"
+            )
     return [{"role": one["role"], "content": one["content"]} for one in found]
