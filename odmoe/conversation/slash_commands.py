@@ -14,14 +14,14 @@ from scheduler.unknown_names import nearest
 HELP = """\
   /system TEXT   set the system message; without TEXT take it away
   /reset         forget the conversation, but not the system message
-  /stats         figures of the last answer, and of each one from now on, or no more
+  /stats         figures after each answer: on or off
   /save FILE     write the conversation as JSON
   /load FILE     go on with a conversation that was saved
   /model NAME    answer with another model; without NAME list them
   /help          this list
   /quit          leave, as Ctrl-D does
-A line that ends with \\ goes on in the next one; so does a block between ''' and '''.
-Alt-Enter begins a new line. Ctrl-C stops an answer and keeps what has come of it."""
+A message goes on after a line that ends with \\, within ''' and ''', and after
+Alt-Enter. Ctrl-C stops an answer and keeps what has come of it."""
 
 
 class SlashCommands:
