@@ -28,7 +28,7 @@ _TASKS = {
 }
 """How a bar is labelled, by the name of its task."""
 
-_IN_BYTES = ("verify", "dense", "pull")
+_IN_BYTES = ("verify", "experts", "dense", "int4", "int2", "pull")
 """Tasks that count bytes: their bars show bytes and a rate."""
 LONGEST = 1 << 16
 """Characters of a line."""

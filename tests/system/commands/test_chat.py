@@ -19,7 +19,7 @@ TEMPLATE = (
     "{{ bos_token }}{% for m in messages %}<{{ m.role }}>{{ m.content }}</{{ m.role }}>{% endfor %}"
     "{% if add_generation_prompt %}<assistant>{% endif %}"
 )
-WAIT_S = 120
+WAIT_S = 60
 Talk = Callable[..., "pexpect.spawn[str]"]
 
 
@@ -52,24 +52,24 @@ def test_a_conversation_by_url(start: Starter, chatty: Path, talk: Talk, tmp_pat
     running = start("serve", "-m", str(chatty), *SERVED_SMALL)
     chat = talk("--url", address_of(running), "-n", "900")
     chat.expect("chatty - /help")
-    chat.expect(">>> ")
+    chat.expect(">>>")
     chat.send("/stats\r")
     chat.expect("each answer: on")
-    chat.expect(">>> ")
+    chat.expect(">>>")
     chat.send("Natalia\r")
     chat.expect(r"\w+ \w+ \w+")
     chat.sendintr()
     chat.expect_exact("(stopped)")
-    chat.expect(">>> ")
+    chat.expect(">>>")
     chat.send(f"/save {tmp_path}/talk.json\r")
     chat.expect("saved 1 turn in")
     assert re.search(r'"assistant",\s+"content": "\S', (tmp_path / "talk.json").read_text()), "what came is kept"
     chat.send("/reset\r")
     chat.expect("empty")
-    chat.expect(">>> ")
+    chat.expect(">>>")
     chat.sendintr()
     chat.expect("again")
-    chat.expect(">>> ")
+    chat.expect(">>>")
     chat.sendintr()
     chat.expect(pexpect.EOF)
     chat.close()
@@ -78,10 +78,10 @@ def test_a_conversation_by_url(start: Starter, chatty: Path, talk: Talk, tmp_pat
 
 def test_sigterm_ends_it_at_its_prompt(start: Starter, chatty: Path, talk: Talk) -> None:
     chat = talk("-m", str(chatty), "--shadow", "none", "--workers", "1", "-n", "8")
-    chat.expect(">>> ")
+    chat.expect(">>>")
     chat.send("Natalia\r")
     chat.expect("cut at the most tokens")
-    chat.expect(">>> ")
+    chat.expect(">>>")
     chat.kill(15)
     chat.expect("terminated")
     chat.expect(pexpect.EOF)
