@@ -43,7 +43,7 @@ def talk(tmp_path: Path) -> Iterator[Talk]:
 @pytest.fixture
 def chatty(demo: Path, tmp_path: Path) -> Path:
     """The demo model with a chat template."""
-    model = shutil.copytree(demo, tmp_path / "chatty")
+    model = shutil.copytree(demo, tmp_path / "chatty" / "demo-moe")
     (model / "chat_template.jinja").write_text(TEMPLATE)
     return model
 
@@ -51,7 +51,7 @@ def chatty(demo: Path, tmp_path: Path) -> Path:
 def test_a_conversation_by_url(start: Starter, chatty: Path, talk: Talk, tmp_path: Path) -> None:
     running = start("serve", "-m", str(chatty), *SERVED_SMALL)
     chat = talk("--url", address_of(running), "-n", "900")
-    chat.expect("chatty - /help")
+    chat.expect("demo-moe - /help")
     chat.expect(">>>")
     chat.send("/stats\r")
     chat.expect("each answer: on")
