@@ -98,8 +98,9 @@ def push_store(
     size = size_of([store])
     done = {host.address: 0 for host in behind}
     changing = threading.Lock()
-    for host in behind if progress else ():
-        progress(host.name, 0, size)
+    if progress:
+        for host in behind:
+            progress(host.name, 0, size)
 
     def copy(host: Host) -> None:
         def step(so_far: int, _: int) -> None:

@@ -94,7 +94,10 @@ def list_wanted(name: str, revision: str | None, folder: Path | None) -> tuple[W
         info = HfApi().model_info(repository, revision=revision, files_metadata=True, timeout=30)
     files = tuple(
         HubFile(
-            one.rfilename, one.size or 0, one.lfs.sha256 if one.lfs else one.blob_id or "", one.lfs and one.lfs.sha256
+            one.rfilename,
+            one.size or 0,
+            one.lfs.sha256 if one.lfs else one.blob_id or "",
+            one.lfs.sha256 if one.lfs else None,
         )
         for one in info.siblings or ()
     )
