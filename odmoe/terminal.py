@@ -32,6 +32,8 @@ _IN_BYTES = ("verify", "experts", "dense", "int4", "int2", "pull")
 """Tasks that count bytes: their bars show bytes and a rate."""
 LONGEST = 1 << 16
 """Characters of a line."""
+SECONDS_S = 3.0
+"""From then on a spinner says how long it has been there."""
 LINE_S = 10.0
 """Seconds between two lines about progress where there is no terminal for a bar or a spinner."""
 
@@ -123,9 +125,25 @@ class Terminal:
         from rich.spinner import Spinner
         from rich.text import Text
 
-        spinner = Spinner("dots", Text(one_line(text)), style="status.spinner")  # as text: no markup of rich's
-        with Live(spinner, console=self.console, refresh_per_second=12.5, transient=True, redirect_stdout=False):
-            yield lambda text: spinner.update(text=Text(one_line(text)))
+        began, spinner = time.monotonic(), Spinner("dots", style="status.spinner")
+
+        def drawn() -> Spinner:
+            spent = time.monotonic() - began
+            spinner.update(text=Text(one_line(text) + (f" ({spent:.0f} s)" if spent >= SECONDS_S else "")))  # no markup
+            return spinner
+
+        def say(new: str) -> None:
+            nonlocal text
+            text = new
+
+        with Live(
+            get_renderable=drawn,
+            console=self.console,
+            refresh_per_second=12.5,
+            transient=True,
+            redirect_stdout=False,
+        ):
+            yield say
 
     @contextlib.contextmanager
     def _lines(self, text: str) -> Iterator[Callable[[str], None]]:
