@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 WHITESPACE = r"[ \t]{1,4}|\r?\n[ \t]{0,40}"
 """Between two parts of the JSON: blanks, or a new line and its indentation. Without a bound, a model that does not know
 how to go on writes blanks until it is cut. A schema's own `x-guidance` may say otherwise."""
+LARK = "%llguidance"
+"""With it begins what is a grammar of llguidance's Lark in place of a schema."""
 
 
 class JsonGuide:
@@ -70,14 +72,18 @@ class JsonGuides:
         """Raises ConfigError."""
         from llguidance import LLMatcher, LLParserLimits
 
-        parsed = _parse_schema(schema)
+        is_lark = schema.startswith(LARK)
+        parsed = {} if is_lark else _parse_schema(schema)
         with self._lock:
             known = self._read.get((ends, vocabulary))
             if known is None:
                 known = self._read[ends, vocabulary] = _tokens(self._tokenizer(), ends, vocabulary)
         tokens, unwanted = known
         try:
-            grammar = LLMatcher.grammar_from_json_schema(parsed, defaults=_defaults(parsed))
+            if is_lark:
+                grammar = LLMatcher.grammar_from_lark(schema)
+            else:
+                grammar = LLMatcher.grammar_from_json_schema(parsed, defaults=_defaults(parsed))
         except ValueError as error:  # a text with half of a surrogate pair
             raise ConfigError(f"the schema is refused: {_short(str(error))}; change the schema") from error
         matcher = LLMatcher(tokens, grammar, log_level=0, limits=LLParserLimits(verbose_errors=False))
@@ -93,8 +99,8 @@ class JsonGuides:
 
 
 def make_guides(folder: Path, read: Callable[[], Any] | None = None) -> Guides:
-    """(JSON schema, end-of-sequence tokens, tokens of the vocabulary) -> the guide of an answer that follows the
-    schema, as text of the tokenizer in `folder`. `read`: gives it; None: it is read for the first guide."""
+    """(JSON schema or grammar, end-of-sequence tokens, tokens of the vocabulary) -> the guide of an answer that follows
+    it, as text of the tokenizer in `folder`. `read`: gives it; None: it is read for the first guide."""
     return JsonGuides(folder, read)
 
 
@@ -106,6 +112,12 @@ def _parse_schema(schema: str) -> dict[str, Any]:
     if not isinstance(parsed, dict):
         raise ConfigError(f'the schema is {schema[:40]}; give a JSON object, such as {{"type": "object"}}')
     return parsed
+
+
+def with_whitespace(schema: dict[str, Any]) -> dict[str, Any]:
+    """A schema for a grammar, where defaults have no other place."""
+    options = _defaults(schema)
+    return {**schema, "x-guidance": {**schema.get("x-guidance", {}), **options}} if options else schema
 
 
 def _defaults(schema: dict[str, Any]) -> Any:

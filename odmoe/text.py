@@ -28,6 +28,8 @@ _CUT = "\N{REPLACEMENT CHARACTER}"
 """What an incomplete character is decoded to."""
 _LONG = 64
 """Tokens of a line, after which decoding begins anew: each token decodes those before it again."""
+_MARKS = ("\U000f0000", "\U000f0001")
+"""Around a control token's text where it is text, as Transformers' `mark_control_tokens` writes them."""
 _VOCABULARIES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "*.model", "*.tiktoken", "tekken.json")
 """Files that hold the vocabulary of a tokenizer, as patterns."""
 
@@ -100,7 +102,8 @@ def check_tokenizer(source: Source) -> None:
 
 
 def encode(tokenizer: Any, prompt: str, context: int, special: bool = True) -> list[int]:
-    """The prompt's token ids. `special`: with the tokenizer's special tokens; a chat template brings its own.
+    """The prompt's token ids. `special`: with the tokenizer's special tokens; a chat template brings its own. Control
+    tokens that are marked as text (`odmoe.chat.chat_text`) are encoded as text.
 
     Raises PromptError for a prompt that is empty or too long: none is truncated.
     """
@@ -110,11 +113,36 @@ def encode(tokenizer: Any, prompt: str, context: int, special: bool = True) -> l
         raise PromptError(f"the prompt is not UTF-8 text (character {error.start}); convert it") from error
     _check_length(tokenizer, prompt, context)
     with panics_named(PromptError, "the model's tokenizer cannot read this prompt"):
-        ids: list[int] = tokenizer(prompt, add_special_tokens=special)["input_ids"]
+        is_marked = not special and _MARKS[0] in prompt
+        ids = (
+            _encode_marked(tokenizer, prompt)
+            if is_marked
+            else tokenizer(prompt, add_special_tokens=special)["input_ids"]
+        )
     if not prompt or not ids:
         raise PromptError("the prompt is empty; give at least one character")
     if len(ids) >= context:
         raise PromptError(f"the prompt has {len(ids)} tokens, the model's context is {context}; shorten it")
+    return ids
+
+
+def without_marks(text: str) -> str:
+    """A chat's text as the model reads it."""
+    for mark in _MARKS:
+        text = text.replace(mark, "")
+    return text
+
+
+def _encode_marked(tokenizer: Any, text: str) -> list[int]:
+    from transformers.utils.chat_template_utils import encode_marked_chat
+
+    try:
+        ids: list[int] = encode_marked_chat(tokenizer, text)
+    except ValueError:  # plain text gives the token too: take it apart
+        start, end = _MARKS
+        ids = encode_marked_chat(
+            tokenizer, re.sub(f"{start}(.)([^{end}]*){end}", rf"\1{start}\2", text, flags=re.DOTALL)
+        )
     return ids
 
 
@@ -212,9 +240,13 @@ class StoppedText:
     a request by this class too, so that the answer's tokens and text end together.
     """
 
-    def __init__(self, tokenizer: Any, stop: tuple[str, ...], prompt: Sequence[int] = ()) -> None:
+    def __init__(
+        self, tokenizer: Any, stop: tuple[str, ...], prompt: Sequence[int] = (), shown: frozenset[int] = frozenset()
+    ) -> None:
+        """`shown`: special tokens that are part of the text."""
         self._tokenizer = tokenizer
-        self._stream = TextStream(tokenizer, prompt)
+        self._stream = TextStream(tokenizer, prompt, bool(shown))
+        self._left_out = frozenset(tokenizer.all_special_ids) - shown if shown else frozenset()
         self._stop = stop
         self._waiting = ""
         self._hidden: list[tuple[int, str]] = []
@@ -223,7 +255,7 @@ class StoppedText:
 
     def push(self, token: int) -> str:
         """The text that is now certain to belong to the answer."""
-        piece = self._stream.push(token)
+        piece = "" if token in self._left_out else self._stream.push(token)
         hidden = self._hidden_text(token) if self._stop and not piece else ""
         if hidden:
             self._hidden.append((len(self._waiting) + len(self._stream.held_back), hidden))

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import time
 from typing import TYPE_CHECKING, Any
+from weakref import WeakSet
 
+from odmoe.response_parsing.call_or_format import call_or_format
+from odmoe.response_parsing.forced import ForcedCall, forced_call
+from odmoe.response_parsing.forms import find_form
+from odmoe.response_parsing.parsers import make_parser, merged
 from odmoe.serve.openai import logprobs
+from odmoe.serve.openai.answer_reader import AnswerReader, shown_tokens
 from odmoe.serve.openai.engine_request import EngineRequest, options_from_request
 from odmoe.serve.openai.parts import Part
 from odmoe.serve.openai.templates import chat_text
-from odmoe.serve.openai.tool_calls import Message, check_parser, parse_answer
-from odmoe.text import continuation
+from odmoe.text import StoppedText, without_marks
 
 if TYPE_CHECKING:
     from odmoe.serve.openai.requests import ChatRequest
@@ -24,27 +29,60 @@ def to_engine_request(service: Service, request: ChatRequest) -> tuple[EngineReq
     if request.logprobs:
         how["logprobs"] = request.top_logprobs or 0
     text = chat_text(service.tokenizer, request)
-    if request.offered_tools:
-        check_parser(service.tokenizer)
-    prompt = service.model.opened.encode(text, special=False)
+    forced = _forced(service, request, without_marks(text))
+    if forced is None and request.offered_tools:
+        _tell_unreadable(service)
+    if forced is not None:
+        how["schema"] = forced.schema
+    elif request.offered_tools and "schema" in how:
+        form, schema = find_form(service.tokenizer), str(how.pop("schema"))
+        guide = call_or_format(form, without_marks(text), schema, service.tokenizer)
+        if guide is not None:
+            how["schema"] = guide
+    prompt = service.model.opened.encode(text + (forced.opening if forced is not None else ""), special=False)
     most = request.max_completion_tokens or request.max_tokens or service.limits.max_tokens
     found = EngineRequest([prompt], request.n, most or service.context - len(prompt), how)
     found.check_size(service.context)
-    return found, text
+    return found, without_marks(text)
+
+
+_told: WeakSet[Service] = WeakSet()
+"""Services whose log says that their model's calls cannot be read."""
+
+
+def _tell_unreadable(service: Service) -> None:
+    """Once, in the log."""
+    if service in _told or find_form(service.tokenizer).reads_calls:
+        return
+    _told.add(service)
+    service.log_cause(
+        "tools are offered, and it is not known how this model writes calls: its tokenizer has no response_template, "
+        "and its chat template none of the known forms (docs/serving.md); calls are left in the content"
+    )
+
+
+def _forced(service: Service, request: ChatRequest, text: str) -> ForcedCall | None:
+    """`text`: the chat, without marks."""
+    if not request.forced_tools:
+        return None
+    return forced_call(find_form(service.tokenizer), text, request.forced_tools)
 
 
 class ChatShape:
-    """An answer that may have tool calls is parsed when it is whole; its stream has it in one event."""
+    """A whole response has whole calls alone; a stream has a call as it comes."""
 
     def __init__(
         self, service: Service, request: ChatRequest, engine_request: EngineRequest, text: str, record_id: str
     ) -> None:
-        """`text`: the chat in the model's template."""
+        """`text`: the chat in the model's template, without marks."""
         self._service, self._request, self._text = service, request, text
+        self._stop = engine_request.how.get("stop", ())
         self._prompt = engine_request.prompts[0]
-        self._whole: dict[int, Part] = {}
-        """What there is of answers that may have tool calls."""
-        self._begun: set[int] = set()
+        self._form = find_form(service.tokenizer)
+        self._shown = shown_tokens(service.tokenizer, self._form)
+        self._forced = _forced(service, request, text)
+        self._readers: dict[int, AnswerReader] = {}
+        """Of choices that have begun in a stream."""
         self._head = {
             "id": f"chatcmpl-{record_id}",
             "created": int(time.time()),
@@ -57,65 +95,48 @@ class ChatShape:
         return {"object": "chat.completion", **self._head, "choices": choices, "usage": usage}
 
     def _choice(self, part: Part) -> dict[str, Any]:
-        parsed = self._parse(part)
-        message: dict[str, Any] = {"role": "assistant", "content": parsed.content, "refusal": None}
-        if parsed.calls:
-            message["tool_calls"] = parsed.calls
+        reader = self._reader(piecewise=False)
+        found = merged(reader.push(part))
+        content = None if reader.has_calls else ""
         return {
             "index": part.index,
-            "message": message,
+            "message": {"role": "assistant", "content": content, "refusal": None, **found},
             "logprobs": self._logprobs(part),
-            "finish_reason": _reason(part, parsed),
+            "finish_reason": _reason(part, reader),
         }
 
-    def _parse(self, part: Part) -> Message:
-        if not self._request.offered_tools:
-            return Message(part.text, [])
-        found = parse_answer(self._service.tokenizer, self._text, self._marked_text(part), self._request.offered_tools)
-        return found or Message(part.text, [])
-
-    def _marked_text(self, whole: Part) -> str:
-        """The text of a whole answer with its special tokens, which may mark calls. It ends where the text does."""
-        tokenizer = self._service.tokenizer
-        tokens = [step.token_id for step in whole.steps if step.token_id is not None]
-        if whole.steps[-1].is_end or (whole.finish == "stop" and self._service.texts.is_special(tokens[-1])):
-            del tokens[-1]
-        marked = continuation(tokenizer, self._prompt, tokens, special=True)
-        if whole.finish != "stop_text":
-            return marked
-        cut = continuation(tokenizer, self._prompt, tokens)[len(whole.text) :]
-        return marked.removesuffix(cut) if marked.endswith(cut) else whole.text
+    def _reader(self, piecewise: bool) -> AnswerReader:
+        request = self._request
+        parser = make_parser(
+            self._form,
+            self._text,
+            request.offered_tools,
+            request.parallel_tool_calls,
+            piecewise,
+            self._forced,
+            request.continue_final_message,
+        )
+        marked = None
+        if self._shown:
+            marked = StoppedText(self._service.tokenizer, self._stop, self._prompt, self._shown)
+        return AnswerReader(parser, marked)
 
     def chunks(self, part: Part) -> list[dict[str, Any]]:
         found = []
-        if part.index not in self._begun:
-            self._begun.add(part.index)
+        reader = self._readers.get(part.index)
+        if reader is None:
+            reader = self._readers[part.index] = self._reader(piecewise=True)
             found.append(self._chunk(part.index, {"role": "assistant", "content": "", "refusal": None}))
-        if self._request.offered_tools:
-            return found + self._gather(part)
+        deltas = reader.push(part)
         entries = self._logprobs(part)
-        if part.text or entries is not None:
-            found.append(self._chunk(part.index, {"content": part.text}, entries))
+        if entries is not None and not deltas:
+            deltas = [{"content": ""}]
+        for delta in deltas:
+            found.append(self._chunk(part.index, delta, entries))
+            entries = None
         if part.finish is not None:
-            found.append(self._chunk(part.index, {}, None, part.reason))
+            found.append(self._chunk(part.index, {}, None, _reason(part, reader)))
         return found
-
-    def _gather(self, part: Part) -> list[dict[str, Any]]:
-        """Nothing until the answer is whole."""
-        whole = self._whole.setdefault(part.index, Part(part.index))
-        whole.text += part.text
-        whole.steps += part.steps
-        whole.finish = part.finish
-        if whole.finish is None:
-            return []
-        parsed = self._parse(whole)
-        delta: dict[str, Any] = {"content": parsed.content} if parsed.content else {}
-        if parsed.calls:
-            delta["tool_calls"] = [{"index": number, **call} for number, call in enumerate(parsed.calls)]
-        return [
-            self._chunk(part.index, delta, self._logprobs(whole)),
-            self._chunk(part.index, {}, None, _reason(whole, parsed)),
-        ]
 
     def _logprobs(self, part: Part) -> dict[str, Any] | None:
         if not self._request.logprobs or not part.steps:
@@ -136,6 +157,6 @@ class ChatShape:
         return self._event([]) | {"usage": usage}
 
 
-def _reason(part: Part, parsed: Message) -> str | None:
+def _reason(part: Part, reader: AnswerReader) -> str | None:
     """An answer that was cut short has a call only as far as it came."""
-    return "tool_calls" if parsed.calls and part.reason == "stop" else part.reason
+    return "tool_calls" if reader.has_calls and part.reason == "stop" else part.reason

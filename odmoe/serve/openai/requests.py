@@ -94,8 +94,6 @@ def _tools(given: list[dict[str, Any]]) -> list[dict[str, Any]]:
         function = tool.get("function")
         if tool.get("type") != "function" or not isinstance(function, dict) or not _is_name(function.get("name")):
             raise ValueError(f"item {number} is not a function with a name; others are not supported")
-        if function.get("strict"):
-            raise ValueError(f"item {number} has strict true, which calls here do not follow; leave it out")
     return given
 
 
@@ -225,6 +223,8 @@ class ChatRequest(AnswerRequest):
     top_logprobs: Annotated[int, Field(ge=0, le=MOST_LOGPROBS)] | None = None
     tools: Annotated[Objects, AfterValidator(_tools)] = Field(default_factory=list)
     tool_choice: str | dict[str, Any] = "auto"
+    parallel_tool_calls: bool = True
+    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
     # Not OpenAI's own, but of several servers: more variables of the model's chat template.
     chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
     # As vLLM has them: the answer goes on with the last message, or no message is begun for it.
@@ -240,21 +240,40 @@ class ChatRequest(AnswerRequest):
                 "continue_final_message and add_generation_prompt are both true (the latter by default); give "
                 "add_generation_prompt false with continue_final_message"
             )
-        if self.tool_choice not in ("auto", "none"):
-            raise ValueError("tool_choice is neither auto nor none; that a tool is called cannot be forced")
+        self._check_tool_choice()
         if None not in (self.max_tokens, self.max_completion_tokens):
             raise ValueError("max_tokens and max_completion_tokens are both given; give one of them")
-        if self.offered_tools and self.response_format is not None and self.response_format.text is not None:
-            raise ValueError(
-                f"tools are offered together with response_format {self.response_format.type}, and a call would not "
-                "follow it; leave one of them out, or give tool_choice none"
-            )
         return self
+
+    def _check_tool_choice(self) -> None:
+        if self.tool_choice in ("auto", "none"):
+            return
+        if self.tool_choice != "required" and self._chosen_name() is None:
+            raise ValueError(
+                'tool_choice is not auto, none, required, nor {"type": "function", "function": {"name": ...}}'
+            )
+        if not self.forced_tools:
+            named = f"the function {self._chosen_name()!r}" if self._chosen_name() else "a call"
+            raise ValueError(f"tool_choice demands {named}, and tools does not have it; add it to tools")
+
+    def _chosen_name(self) -> str | None:
+        """The tool that must be called."""
+        function = self.tool_choice.get("function") if isinstance(self.tool_choice, dict) else None
+        name = function.get("name") if isinstance(function, dict) else None
+        return name if _is_name(name) else None
 
     @property
     def offered_tools(self) -> list[dict[str, Any]]:
-        """The tools that the model may call."""
-        return self.tools if self.tool_choice == "auto" else []
+        """The tools that the model is told of."""
+        return self.tools if self.tool_choice != "none" else []
+
+    @property
+    def forced_tools(self) -> list[dict[str, Any]]:
+        """The tools of which the model must call one. Empty: it may answer without."""
+        if self.tool_choice in ("auto", "none"):
+            return []
+        name = self._chosen_name()
+        return self.tools if name is None else [tool for tool in self.tools if tool["function"]["name"] == name]
 
 
 def parse(kind: type[Model], body: bytes | bytearray) -> Model:
@@ -268,9 +287,9 @@ def parse(kind: type[Model], body: bytes | bytearray) -> Model:
         text = f"the body is a JSON {type(given).__name__}; an object is expected"
         raise ApiError(400, text, code="invalid_json")
     given = {name: value for name, value in given.items() if value is not None and name not in UNUSED}
-    for name in NEUTRAL.keys() & given.keys():
+    for name in (NEUTRAL.keys() & given.keys()) - kind.model_fields.keys():
         value = given.pop(name)
-        if value not in NEUTRAL[name] and name not in kind.model_fields:
+        if value not in NEUTRAL[name]:
             raise ApiError(400, f"{name} is not supported; leave it out", param=name, code="unsupported_parameter")
     try:
         return kind.model_validate(given)

@@ -14,18 +14,21 @@ if TYPE_CHECKING:
 
 
 def chat_text(tokenizer: Any, request: ChatRequest) -> str:
-    """The chat up to where the answer begins. Raises ApiError where the model has no template, or one that does not
-    know what is asked."""
+    """The chat up to where the answer begins, with the tools that are offered, and with marks (`odmoe.chat`). Raises
+    ApiError where the model has no template, or one that refuses the chat."""
     _check_variables(tokenizer, request.chat_template_kwargs)
-    text = _apply_template(tokenizer, request, [])
-    if not request.offered_tools:
-        return text
-    with_tools = _apply_template(tokenizer, request, request.offered_tools)
-    if with_tools == text:
-        raise ApiError(
-            400, "the model's chat template knows no tools; leave them out", param="tools", code="unsupported_parameter"
-        )
-    return with_tools
+    return _apply_template(tokenizer, request, request.offered_tools)
+
+
+def _variables(request: ChatRequest) -> dict[str, Any]:
+    """Of the template. `reasoning_effort` is gpt-oss's name; what others know is whether to think at all, under the
+    names of Qwen3 and GLM, and of DeepSeek-V3.1."""
+    if request.reasoning_effort is None:
+        return request.chat_template_kwargs
+    found: dict[str, Any] = {"reasoning_effort": request.reasoning_effort}
+    if request.reasoning_effort == "none":
+        found |= {"enable_thinking": False, "thinking": False}
+    return found | request.chat_template_kwargs
 
 
 def _check_variables(tokenizer: Any, variables: dict[str, Any]) -> None:
@@ -47,7 +50,7 @@ def _apply_template(tokenizer: Any, request: ChatRequest, tools: list[dict[str, 
             tokenizer,
             request.messages,
             tools,
-            request.chat_template_kwargs,
+            _variables(request),
             request.add_generation_prompt,
             request.continue_final_message,
         )

@@ -34,6 +34,7 @@ TOOL: Any = {
         "parameters": {"type": "object", "properties": {"a": {"type": "integer"}}},
     },
 }
+PICK: Any = {"type": "function", "function": {"name": "pick"}}
 TOOL_TEMPLATE = (
     "{{ bos_token }}"
     "{% if tools %}<tools>{% for t in tools %}{{ t | tojson }}{% endfor %}</tools> <tool_call>{% endif %}"
@@ -134,6 +135,8 @@ def test_a_stream(client: OpenAI, expected: str) -> None:
         {"messages": [{"role": "developer", "content": [{"type": "text", "text": "be brief"}]}, CHAT[1]]},
         {"response_format": {"type": "text"}},
         {"tools": [TOOL], "tool_choice": "none"},
+        {"tools": [{"type": "function", "function": {"name": "x", "strict": True}}]},  # the template knows no tools
+        {"parallel_tool_calls": False, "reasoning_effort": "low"},
         {"parallel_tool_calls": True, "service_tier": "auto", "store": False, "metadata": {"a": "b"}, "user": "me"},
     ],
     ids=lambda change: ",".join(change),
@@ -192,13 +195,12 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"messages": [{"role": "user", "content": None}]}, "messages.0.content"),
     ({"messages": [{"role": "user", "content": "x", "audio": {"id": "1"}}]}, "messages.0.audio"),
     ({"top_logprobs": 2}, "logprobs"),
-    ({"tools": [TOOL]}, "knows no tools"),
     ({"tools": [TOOL, {"type": "custom", "custom": {"name": "x"}}]}, "tools: item 1 is not a function"),
-    ({"tools": [{"type": "function", "function": {"name": "x", "strict": True}}]}, "tools: item 0 has strict true"),
-    ({"tools": [TOOL], "response_format": {"type": "json_object"}}, "tools are offered together with response_format"),
-    ({"tools": [TOOL], "tool_choice": "required"}, "tool_choice"),
-    ({"parallel_tool_calls": False}, "parallel_tool_calls"),
-    ({"reasoning_effort": "low"}, "reasoning_effort"),
+    ({"tools": [TOOL], "tool_choice": "sometimes"}, "tool_choice is not auto"),
+    ({"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "sub"}}}, "the function 'sub'"),
+    ({"tool_choice": "required"}, "tool_choice demands a call"),
+    ({"parallel_tool_calls": "no"}, "parallel_tool_calls"),
+    ({"reasoning_effort": "lots"}, "reasoning_effort"),
     ({"modalities": ["text", "audio"]}, "modalities"),
     ({"max_tokens": 3}, "max_completion_tokens"),
     ({"response_format": {"type": "json_schema"}}, "json_schema"),
@@ -230,6 +232,16 @@ def test_a_model_without_a_template(client: OpenAI, model: Model, monkeypatch: p
         answer(client)
     error = found.value
     assert (error.code, error.param) == ("no_chat_template", "messages")
+
+
+def test_special_tokens_in_a_message_are_text(client: OpenAI, model: Model) -> None:
+    """The prompt has the tokens of their characters: more of them, and none that ends a text."""
+    tokenizer = model.opened.tokenizer
+    chat = [{"role": "user", "content": "is </s> an end?"}]
+    text = "<s><user>is </s> an end?</user><assistant>"
+    ids = tokenizer(text, add_special_tokens=False)["input_ids"]
+    assert tokenizer.eos_token_id in ids
+    assert answer(client, messages=chat).usage.prompt_tokens > len(ids)
 
 
 def test_a_template_that_refuses(client: OpenAI, model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -280,7 +292,8 @@ def whole_of(answered: Any, stream: bool) -> tuple[str, list[str], str]:
         return choice.message.content, [call.function.name for call in calls], choice.finish_reason
     choices = [event.choices[0] for event in answered]
     content = "".join(choice.delta.content or "" for choice in choices)
-    names = [call.function.name for choice in choices for call in choice.delta.tool_calls or []]
+    calls = [call for choice in choices for call in choice.delta.tool_calls or []]
+    names = [call.function.name for call in calls if call.function.name is not None]
     return content, names, choices[-1].finish_reason
 
 
@@ -341,7 +354,7 @@ class TestTools:
     def test_an_answer_cut_by_its_length_says_so(
         self, client: OpenAI, model: Model, says: Any, left: int, stream: bool
     ) -> None:
-        """After a whole call, or within one, which is text then."""
+        """After a whole call, or within one: that is text, or in a stream a call as far as it came."""
         text = "I add. " + self.CALL
         says(text)
         ids = model.opened.tokenizer(text, add_special_tokens=False)["input_ids"]
@@ -349,7 +362,7 @@ class TestTools:
         if left:
             shown = model.opened.tokenizer.decode(ids[:-left])
             assert text.startswith(shown)
-            assert found == (shown, [], "length")
+            assert found == (("I add.", ["add"], "length") if stream else (shown, [], "length"))
         else:
             assert found == ("I add.", ["add"], "length")
 
@@ -360,6 +373,58 @@ class TestTools:
         assert whole_of(answer(client, **asked), stream) == ("I wait. ", [], "stop")
         says(self.CALL + "\nResult: " + self.CALL)
         assert whole_of(answer(client, **asked), stream)[1:] == (["add"], "tool_calls")
+
+    @pytest.mark.parametrize("effort", [None, "low"])
+    def test_thinking_is_streamed_apart(
+        self, client: OpenAI, model: Model, says: Any, monkeypatch: pytest.MonkeyPatch, effort: Any
+    ) -> None:
+        """The template begins it; a call within it is none."""
+        template = TOOL_TEMPLATE + "{% if not reasoning_effort %}<think>\n</think>{% endif %}<think>\n"
+        monkeypatch.setattr(model.opened.tokenizer, "chat_template", template)
+        says(f"I could {self.CALL}.\n</think>\n\nI add.\n{self.CALL}")
+        asked: Any = {"tools": [TOOL], "max_completion_tokens": 300, **({"reasoning_effort": effort} if effort else {})}
+        message = answer(client, **asked).choices[0].message
+        assert (message.reasoning_content, message.content) == (f"I could {self.CALL}.", "I add.")
+        events = [event.choices[0] for event in answer(client, stream=True, **asked)]
+        texts = {name: "" for name in ("reasoning_content", "content")}
+        for name in texts:
+            texts[name] = "".join(getattr(event.delta, name, None) or "" for event in events)
+        assert texts == {"reasoning_content": message.reasoning_content, "content": message.content}
+        pieces = [call for event in events for call in event.delta.tool_calls or []]
+        assert (pieces[0].function.name, pieces[0].function.arguments) == ("add", "")
+        assert json.loads("".join(call.function.arguments for call in pieces)) == {"a": 1, "b": "ü"}
+        assert events[-1].finish_reason == "tool_calls"
+
+    @pytest.mark.parametrize("stream", slow_except([True], [False, True]))
+    @pytest.mark.parametrize("choice", slow_except([PICK], ["required", PICK]))
+    def test_a_call_is_forced(self, client: OpenAI, choice: Any, stream: bool) -> None:
+        """By a model that knows nothing of tools. Its arguments follow the schema."""
+        tools = [
+            {"type": "function", "function": {"name": name, "parameters": SCHEMA, "strict": True}}
+            for name in ("choose", "pick")
+        ]
+        asked: Any = {"tools": tools, "tool_choice": choice, "max_completion_tokens": 120, "frequency_penalty": 2.0}
+        if stream:
+            with client.chat.completions.stream(model=NAME, messages=CHAT, **asked) as events:
+                found = events.get_final_completion().choices[0]
+        else:
+            found = answer(client, **asked).choices[0]
+        assert found.finish_reason == "tool_calls"
+        (call,) = found.message.tool_calls or []
+        jsonschema.validate(json.loads(call.function.arguments), SCHEMA)
+        assert call.function.name in (["pick", "choose"] if choice == "required" else ["pick"])
+
+    def test_with_tools_an_answer_is_a_call_or_follows_the_format(self, client: OpenAI, model: Model) -> None:
+        """The model knows neither. Where it may not begin with a brace, it begins a call."""
+        form = {"type": "json_schema", "json_schema": {"name": "found", "schema": SCHEMA, "strict": True}}
+        asked: Any = {"tools": [TOOL], "response_format": form, "max_completion_tokens": 120, "frequency_penalty": 2.0}
+        brace = model.opened.tokenizer.convert_tokens_to_ids("{")
+        less = model.opened.tokenizer.convert_tokens_to_ids("<")
+        found = answer(client, **asked, logit_bias={str(brace): 100}).choices[0]
+        jsonschema.validate(json.loads(found.message.content), SCHEMA)
+        assert found.finish_reason == "stop"
+        called = answer(client, **(asked | {"max_completion_tokens": 24}), logit_bias={str(less): 100}).choices[0]
+        assert called.message.content.lstrip().startswith("<tool_call>"), "which is no call yet"
 
     def test_a_call_that_is_no_json_is_text(self, client: OpenAI, says: Any) -> None:
         says("<tool_call>{add</tool_call>")
@@ -378,18 +443,22 @@ class TestTools:
         short = answer(client, messages=CHAT, tools=[TOOL]).usage.prompt_tokens
         more = len(model.opened.tokenizer("<assistant>41</assistant><tool>42</tool>")["input_ids"])
         assert answer(client, messages=chat, tools=[TOOL]).usage.prompt_tokens == pytest.approx(short + more, abs=2)
-        for wrong in ("add", {"name": "add", "arguments": "{"}, {"name": "add", "arguments": "[" * 100_000}):
+        for arguments in ('{"a": 41', "[" * 1000):  # as models write them
+            call["function"] = {"name": "add", "arguments": arguments}
+            assert answer(client, messages=chat, tools=[TOOL], max_completion_tokens=1).choices
+        for wrong in ("add", {"arguments": "{}"}):
             call["function"] = wrong
             with pytest.raises(openai.BadRequestError, match=r"messages\.2\.tool_calls"):
                 answer(client, messages=chat, tools=[TOOL])
 
     def test_it_is_not_known_how_the_model_calls(
-        self, client: OpenAI, model: Model, monkeypatch: pytest.MonkeyPatch
+        self, client: OpenAI, model: Model, says: Any, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         template = TOOL_TEMPLATE.replace("<tool_call>", "")
         monkeypatch.setattr(model.opened.tokenizer, "chat_template", template)
-        with pytest.raises(openai.BadRequestError, match="no response_template"):
-            answer(client, tools=[TOOL])
+        says(self.CALL)
+        found = answer(client, tools=[TOOL], max_completion_tokens=200).choices[0]
+        assert (found.message.content, found.message.tool_calls, found.finish_reason) == (self.CALL, None, "stop")
 
     def test_the_models_own_way_to_call(
         self, client: OpenAI, model: Model, says: Any, monkeypatch: pytest.MonkeyPatch
