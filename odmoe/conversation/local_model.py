@@ -6,14 +6,17 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
+from odmoe.api.options import merge_options
 from odmoe.chat import chat_text
 from odmoe.conversation.chat_model import Delta, Figures, Message
 from odmoe.conversation.transcript import plain_text
-from scheduler.errors import ConfigError, ODMoEError, PromptError, RequestError
+from scheduler.errors import ConfigError, ODMoEError, PromptError
 
 if TYPE_CHECKING:
-    from odmoe.api.completion import Stream
+    from main_node.sampling import GenerateOptions
     from odmoe.api.model import Model, OpenedModel
+    from odmoe.api.text_answer import TextAnswer
+    from odmoe.serve.openai.answer_reader import AnswerReader
     from odmoe.settings.settings import Settings
     from odmoe.terminal import Terminal
 
@@ -51,14 +54,14 @@ class LocalModel:
 
     def answer(self, messages: Sequence[Message]) -> _LocalAnswer:
         opened, given = self._model.opened, [dict(one) for one in messages]
-        if self._use_template:
-            ids = opened.encode(chat_text(opened.tokenizer, given), special=False)
-        else:
-            ids = opened.encode(plain_text(given))
+        text = chat_text(opened.tokenizer, given) if self._use_template else plain_text(given)
+        ids = opened.encode(text, special=not self._use_template)
         room = opened.context - len(ids)
         if room < 1:
             raise PromptError(f"the conversation has {len(ids)} tokens, and the context {opened.context}; /reset it")
-        return _LocalAnswer(self._model.stream(ids, max_new_tokens=min(room, self._most_tokens or room)))
+        most, how = merge_options(opened.settings, {"max_new_tokens": min(room, self._most_tokens or room)})
+        reader = _reader(opened, text, ids, how) if self._use_template else None
+        return _LocalAnswer(self._model.answer(ids, most, how, self._terminal.notify), reader)
 
     def close(self) -> None:
         self._nodes.close()
@@ -81,23 +84,41 @@ class LocalModel:
             )
 
 
+def _reader(opened: OpenedModel, text: str, ids: list[int], how: GenerateOptions) -> AnswerReader:
+    """Tells what the model thinks from its answer. `text`: the chat in the model's template."""
+    from odmoe.response_parsing.forms import find_form
+    from odmoe.response_parsing.parsers import make_parser
+    from odmoe.serve.openai.answer_reader import AnswerReader, shown_tokens
+    from odmoe.text import StoppedText, without_marks
+
+    form = find_form(opened.tokenizer)
+    shown = shown_tokens(opened.tokenizer, form)
+    marked = StoppedText(opened.tokenizer, how.get("stop", ()), ids, shown) if shown else None
+    return AnswerReader(make_parser(form, without_marks(text), []), marked)
+
+
 class _LocalAnswer:
-    def __init__(self, stream: Stream) -> None:
-        self._stream = stream
+    def __init__(self, answer: TextAnswer, reader: AnswerReader | None) -> None:
+        self._answer, self._reader = answer, reader
 
     def __iter__(self) -> Iterator[Delta]:
-        with self._stream as chunks:
-            for chunk in chunks:
-                yield Delta(chunk.text)
+        from odmoe.serve.openai.parts import Part
+
+        with self._answer as pieces:
+            for text, step in pieces:
+                if self._reader is None:
+                    yield Delta(text)
+                    continue
+                for found in self._reader.push(Part(0, text, [step], step.finish)):
+                    yield Delta(found.get("content") or "", found.get("reasoning_content") or "")
 
     def cancel(self) -> None:
-        self._stream.cancel()
+        self._answer.cancel()
 
     @property
     def figures(self) -> Figures:
-        try:
-            report = self._stream.completion.report
-        except RequestError:  # it was given up
+        report = self._answer.report
+        if report is None:  # it was given up
             return Figures(None, None, None, None, None, None)
         return Figures(
             report.prompt_tokens,
