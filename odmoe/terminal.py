@@ -132,7 +132,7 @@ class Terminal:
             spinner.update(text=Text(one_line(text) + (f" ({spent:.0f} s)" if spent >= SECONDS_S else "")))  # no markup
             return spinner
 
-        def say(new: str) -> None:
+        def change(new: str) -> None:
             nonlocal text
             text = new
 
@@ -143,7 +143,7 @@ class Terminal:
             transient=True,
             redirect_stdout=False,
         ):
-            yield say
+            yield change
 
     @contextlib.contextmanager
     def _lines(self, text: str) -> Iterator[Callable[[str], None]]:

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import hashlib
 import os
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import IO
 
 from odmoe.pull.wanted_files import HubFile
 from scheduler.errors import CorruptCheckpointError, StoreWriteError
@@ -36,7 +38,9 @@ def download(url: str, file: HubFile, target: Path, step: Callable[[int], None])
             return
         target.parent.mkdir(parents=True, exist_ok=True)
         partial = target.with_name(target.name + PARTIAL)
-        _fill(url, file, partial, step)
+        with partial.open("ab") as held:
+            _lock(held, partial)
+            _fill(url, file, partial, step)
         found = _digest(partial, file)
         if found != file.digest:
             partial.unlink()
@@ -51,22 +55,30 @@ def download(url: str, file: HubFile, target: Path, step: Callable[[int], None])
         raise StoreWriteError(f"{target} cannot be written: {error.strerror}; make room, or give --to DIR") from error
 
 
+def _lock(held: IO[bytes], partial: Path) -> None:
+    """Raises StoreWriteError where another process writes the same file."""
+    try:
+        fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        raise StoreWriteError(f"another process is fetching {partial}; wait for it, or end it") from error
+
+
 def _fill(url: str, file: HubFile, partial: Path, step: Callable[[int], None]) -> None:
     """Append to `partial` until it is whole. Raises httpx2's and the Hub's own errors, CorruptCheckpointError."""
     import httpx2
 
-    had = partial.stat().st_size if partial.exists() else 0
+    had = partial.stat().st_size
     if had > file.bytes:
-        partial.unlink()
+        os.truncate(partial, 0)
         had = 0
     step(had)
     tries = 0
-    while had < file.bytes or not partial.exists():
+    while had < file.bytes:
         before = had
         try:
             had = _request(url, file, partial, had, step)
         except (httpx2.TransportError, httpx2.StreamError):
-            had = partial.stat().st_size if partial.exists() else 0
+            had = partial.stat().st_size
             tries = 0 if had > before else tries + 1
             if tries >= TRIES:
                 raise

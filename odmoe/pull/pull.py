@@ -165,14 +165,13 @@ def _fetch_all(wanted: Wanted, files: Sequence[HubFile], progress: Progress) -> 
         download(url, file, wanted.place(file), step)
         return wanted.place(file) if wanted.folder is not None else _linked(wanted, file)
 
-    with ThreadPoolExecutor(AT_ONCE, "pull") as pool:
+    pool = ThreadPoolExecutor(AT_ONCE, "pull")
+    try:
         running = {file.name: pool.submit(one_file, file) for file in files}
-        try:
-            return {name: one.result() for name, one in running.items()}
-        except BaseException:
-            stopped.set()
-            pool.shutdown(wait=True, cancel_futures=True)
-            raise
+        return {name: one.result() for name, one in running.items()}
+    finally:  # nobody waits for a connection that says nothing
+        stopped.set()
+        pool.shutdown(wait=False, cancel_futures=True)
 
 
 def _linked(wanted: Wanted, file: HubFile) -> Path:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import shutil
 from collections.abc import Callable, Iterator
@@ -108,6 +109,14 @@ def test_errors_name_their_cures(
     check_one_line(cli("pull", "org/name", "-q"), 1, "StoreWriteError", ["GB more", "0.00 GB are free", "--to DIR"])
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     check_one_line(cli("pull", "org/name"), 2, "ConfigError", ["HF_HUB_OFFLINE is set", "unset it"])
+
+
+def test_two_at_once_do_not_write_the_same_file(cli: CommandLine, hub: FakeHub, tmp_path: Path) -> None:
+    partial = tmp_path / (weights(hub)[0] + download.PARTIAL)
+    with partial.open("ab") as stream:
+        fcntl.flock(stream, fcntl.LOCK_EX)
+        answer = cli("pull", "org/name", "-q", "--to", str(tmp_path))
+    check_one_line(answer, 1, "StoreWriteError", ["another process", partial.name])
 
 
 def test_one_quantisation_of_a_gguf_repository(cli: CommandLine, hub: FakeHub, tmp_path: Path) -> None:
