@@ -36,7 +36,7 @@ from scheduler.errors import ODMoEError, PromptError, PromptsFailedError, Reques
 if TYPE_CHECKING:
     from main_node.report import Report
     from odmoe.api.model import Model, OpenedModel
-    from odmoe.api.text_answer import TextAnswer
+    from odmoe.api.text_answer import Piece, TextAnswer
     from odmoe.clusters.base import Say
 
 
@@ -95,12 +95,21 @@ class Job:
         with self.model.answer(ids, settings.max_new_tokens, options_from_settings(settings), self.notify) as answer:
             self.under_way.add(answer)
             try:
+                shown = self._shown(ids)
                 for piece in answer:
-                    pieces.append(piece.text)
-                    show(piece.text)
+                    pieces.append(shown(piece))
+                    show(pieces[-1])
             finally:
                 self.under_way.discard(answer)
         return "".join(pieces), answer.report
+
+    def _shown(self, ids: list[int]) -> Callable[[Piece], str]:
+        """A function that gives the text of each piece: of chats with marks around reasoning."""
+        if not self.settings.chat:
+            return lambda piece: piece.text
+        from odmoe.response_parsing.shown_answer import ShownAnswer
+
+        return ShownAnswer(self.model.opened.tokenizer, ids, options_from_settings(self.settings).get("stop", ())).push
 
     def facts(self, text: str, report: Report) -> dict[str, Any]:
         """What --json prints of one answer."""

@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -36,6 +36,8 @@ class CallForm:
     read: _READ
     wrappers: tuple[str, ...] = ()
     """Around all calls, and no part of the text."""
+    inner: tuple[str, ...] = ()
+    """Within a call, where they may be special tokens."""
     is_json: bool = False
     """What stands between `open` and `close` is JSON with name and arguments."""
     header: str | None = None
@@ -72,6 +74,7 @@ CALL_FORMS = (
         "[TOOL_CALLS]",
         None,
         _header_or_json(r"(?P<name>[\w.-]+)\s*(?:\[CALL_ID\](?P<id>\w+))?\s*(?:\[ARGS\])?\s*"),
+        inner=("[ARGS]", "[CALL_ID]"),
         id_length=9,
     ),
     CallForm(
@@ -81,6 +84,7 @@ CALL_FORMS = (
         _DEEPSEEK_CALL[1],
         _DEEPSEEK_READ,
         _DEEPSEEK,
+        (_SEP,),
         header=_DEEPSEEK[0] + _DEEPSEEK_CALL[0] + f"function{_SEP}{{name}}\n```json\n",
     ),
     CallForm(
@@ -90,6 +94,7 @@ CALL_FORMS = (
         _DEEPSEEK_CALL[1],
         _DEEPSEEK_READ,
         _DEEPSEEK,
+        (_SEP,),
         header=_DEEPSEEK[0] + _DEEPSEEK_CALL[0] + f"{{name}}{_SEP}",
     ),
     CallForm(
@@ -99,6 +104,7 @@ CALL_FORMS = (
         "<|tool_call_end|>",
         _header(r"\s*(?P<id>(?:functions\.)?(?P<name>[^\s:<]+)(?::\d+)?)\s*<\|tool_call_argument_begin\|>\s*"),
         ("<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"),
+        ("<|tool_call_argument_begin|>",),
         header="<|tool_calls_section_begin|><|tool_call_begin|>functions.{name}:0<|tool_call_argument_begin|>",
     ),
     CallForm(
@@ -135,6 +141,7 @@ CALL_FORMS = (
             r"<arg_key>(?P<key>.*?)</arg_key>\s*<arg_value>(?P<value>.*?)</arg_value>",
             "<arg_key>",
         ),
+        inner=("<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"),
     ),
     CallForm("Hermes, Qwen2.5 and Qwen3", ("<tool_call>",), "<tool_call>", "</tool_call>", _json, is_json=True),
     CallForm("Granite 3", ("<|tool_call|>",), "<|tool_call|>", None, _json, is_json=True),
@@ -170,13 +177,13 @@ class Form:
     def has_mark(self, text: str) -> bool:
         """Whether a special token's text stands in a mark: other special tokens are no part of an answer."""
         if self.own is not None:
-            return text in repr(self.own) or re.escape(text) in str(self.own)
+            return bool(text) and any(text in one or re.escape(text) in one for one in _texts_of(self.own))
         if self.is_harmony:
             return text in HARMONY_MARKS
         marks = list(self.think or ())
         if self.calls is not None:
-            marks += [self.calls.open, self.calls.close or "", *self.calls.wrappers, *_INNER]
-        return any(text in mark for mark in marks)
+            marks += [self.calls.open, self.calls.close or "", *self.calls.wrappers, *self.calls.inner]
+        return text in marks
 
 
 GEMMA: dict[str, Any] = {
@@ -196,8 +203,18 @@ GEMMA: dict[str, Any] = {
 }
 """Gemma 4's response template, which few of its tokenizers declare."""
 HARMONY_MARKS = ("<|start|>", "<|channel|>", "<|constrain|>", "<|message|>", "<|end|>", "<|return|>", "<|call|>")
-_INNER = (_SEP, "<|tool_call_argument_begin|>", "[ARGS]", "[CALL_ID]", "<arg_key></arg_key><arg_value></arg_value>")
-"""Within calls."""
+
+
+def _texts_of(value: Any) -> Iterator[str]:
+    """All texts within a response template."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict):
+        for one in value.values():
+            yield from _texts_of(one)
+    elif isinstance(value, list):
+        for one in value:
+            yield from _texts_of(one)
 
 
 def find_form(tokenizer: Any) -> Form:
@@ -213,3 +230,9 @@ def find_form(tokenizer: Any) -> Form:
     added = tokenizer.get_added_vocab() if hasattr(tokenizer, "get_added_vocab") else {}
     think = next((pair for pair in (THINK, MISTRAL_THINK) if pair[1] in template or pair[0] in added), None)
     return Form(think, next((one for one in CALL_FORMS if all(mark in template for mark in one.marks)), None))
+
+
+def marking_tokens(tokenizer: Any, form: Form) -> frozenset[int]:
+    """Special tokens that mark something in answers of this form."""
+    added = tokenizer.added_tokens_decoder.items()
+    return frozenset(token for token, one in added if one.special and form.has_mark(one.content.strip()))

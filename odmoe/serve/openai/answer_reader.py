@@ -2,21 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from odmoe.response_parsing.answer_parser import AnswerParser, Delta
-from odmoe.response_parsing.forms import Form
 from odmoe.response_parsing.parsers import joined
 from odmoe.text import StoppedText
 
 if TYPE_CHECKING:
     from odmoe.serve.openai.parts import Part
-
-
-def shown_tokens(tokenizer: Any, form: Form) -> frozenset[int]:
-    """Special tokens that mark something in answers of this form."""
-    added = tokenizer.added_tokens_decoder.items()
-    return frozenset(token for token, one in added if one.special and form.has_mark(one.content.strip()))
 
 
 class AnswerReader:

@@ -8,10 +8,10 @@ from weakref import WeakSet
 
 from odmoe.response_parsing.call_or_format import call_or_format
 from odmoe.response_parsing.forced import ForcedCall, forced_call
-from odmoe.response_parsing.forms import find_form
+from odmoe.response_parsing.forms import find_form, marking_tokens
 from odmoe.response_parsing.parsers import make_parser, merged
 from odmoe.serve.openai import logprobs
-from odmoe.serve.openai.answer_reader import AnswerReader, shown_tokens
+from odmoe.serve.openai.answer_reader import AnswerReader
 from odmoe.serve.openai.engine_request import EngineRequest, options_from_request
 from odmoe.serve.openai.parts import Part
 from odmoe.serve.openai.templates import chat_text
@@ -79,7 +79,7 @@ class ChatShape:
         self._stop = engine_request.how.get("stop", ())
         self._prompt = engine_request.prompts[0]
         self._form = find_form(service.tokenizer)
-        self._shown = shown_tokens(service.tokenizer, self._form)
+        self._shown = marking_tokens(service.tokenizer, self._form)
         self._forced = _forced(service, request, text)
         self._readers: dict[int, AnswerReader] = {}
         """Of choices that have begun in a stream."""

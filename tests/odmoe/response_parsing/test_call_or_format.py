@@ -13,7 +13,7 @@ from transformers import PreTrainedTokenizerFast
 
 from odmoe.response_parsing.call_or_format import call_or_format
 from odmoe.response_parsing.forms import find_form
-from tests.odmoe.response_parsing.families import FAMILIES
+from support.chats.families import FAMILIES
 
 SCHEMA = {"type": "object", "properties": {"a": {"enum": [1, 2]}}, "required": ["a"], "additionalProperties": False}
 

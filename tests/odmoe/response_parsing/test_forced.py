@@ -11,8 +11,8 @@ import pytest
 from odmoe.response_parsing.forced import forced_call
 from odmoe.response_parsing.forms import find_form
 from odmoe.response_parsing.parsers import make_parser, merged
-from tests.odmoe.response_parsing.families import FAMILIES
-from tests.odmoe.response_parsing.test_parsers import plain, read, tokenizer_of
+from support.chats.answers import plain, read, tokenizer_of
+from support.chats.families import FAMILIES
 
 TREE = {
     "type": "object",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from functools import cache
 from typing import Any
 
 import pytest
@@ -14,22 +13,16 @@ from transformers import PreTrainedTokenizerFast
 
 from odmoe.chat import chat_text
 from odmoe.response_parsing.forms import find_form
-from odmoe.response_parsing.parsers import joined, make_parser, merged
+from odmoe.response_parsing.parsers import make_parser
 from odmoe.text import without_marks
-from tests.odmoe.response_parsing.families import FAMILIES, TOOLS
+from support.chats.answers import plain, read, tokenizer_of
+from support.chats.families import FAMILIES, TOOLS
 
 USER: dict[str, Any] = {"role": "user", "content": "Weather?"}
 ARGUMENTS: list[dict[str, Any]] = [
     {"city": 'Köln "am"\n  Rhein', "days": 3, "where": {"a": [1, None, "x"], "b": {"}": "{"}}},
     {},
 ]
-
-
-@cache
-def tokenizer_of(template: str) -> Any:
-    made = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.BPE(unk_token="?")))
-    made.chat_template = template
-    return made
 
 
 def calls_of(arguments: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -51,20 +44,6 @@ def answer_of(family: str, message: dict[str, Any]) -> tuple[str, str]:
     text = without_marks(chat_text(tokenizer, [USER, message], TOOLS, add_generation_prompt=False))
     assert text.startswith(prompt), "the template begins an answer as it writes one"
     return prompt, text[len(prompt) :].rstrip("\n").removesuffix(FAMILIES[family].end).removesuffix("<|call|>")
-
-
-def read(family: str, prompt: str, parts: list[str], piecewise: bool, cut: bool = False, **how: Any) -> Any:
-    form = find_form(tokenizer_of(FAMILIES[family].template))
-    parser = make_parser(form, prompt, how.pop("tools", TOOLS), piecewise=piecewise, **how)
-    deltas = [delta for part in parts for delta in parser.push(part)] + parser.finish(cut)
-    assert merged(joined(deltas)) == merged(deltas)
-    return merged(deltas)
-
-
-def plain(message: dict[str, Any]) -> dict[str, Any]:
-    """Without ids."""
-    calls = [(c["function"]["name"], json.loads(c["function"]["arguments"])) for c in message.get("tool_calls", [])]
-    return {**message, "tool_calls": calls}
 
 
 def message_of(family: str, content: str, arguments: list[dict[str, Any]]) -> dict[str, Any]:

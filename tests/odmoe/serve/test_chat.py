@@ -14,6 +14,7 @@ import pytest
 from main_node.answer import Step
 from odmoe.text import StoppedText
 from support.cases import slow_except
+from support.chats.answers import SCHEMA
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -414,6 +415,7 @@ class TestTools:
         jsonschema.validate(json.loads(call.function.arguments), SCHEMA)
         assert call.function.name in (["pick", "choose"] if choice == "required" else ["pick"])
 
+    @pytest.mark.slow
     def test_with_tools_an_answer_is_a_call_or_follows_the_format(self, client: OpenAI, model: Model) -> None:
         """The model knows neither. Where it may not begin with a brace, it begins a call."""
         form = {"type": "json_schema", "json_schema": {"name": "found", "schema": SCHEMA, "strict": True}}
@@ -472,40 +474,3 @@ class TestTools:
         says('[{"name": "add", "arguments": {"a": 5}}]')
         calls = answer(client, tools=[TOOL], max_completion_tokens=200).choices[0].message.tool_calls
         assert [json.loads(call.function.arguments) for call in calls] == [{"a": 5}]
-
-
-SCHEMA = {
-    "type": "object",
-    "properties": {"count": {"enum": [1, 20, 300]}, "kind": {"enum": ["a", "b"]}},
-    "required": ["count", "kind"],
-    "additionalProperties": False,
-}
-
-
-@pytest.mark.parametrize("stream", slow_except([True], [False, True]))
-def test_an_answer_follows_a_json_schema(client: OpenAI, stream: bool) -> None:
-    """The penalty keeps the small model from blanks without end."""
-    asked = {"type": "json_schema", "json_schema": {"name": "found", "schema": SCHEMA, "strict": True}}
-    found = answer(client, response_format=asked, max_completion_tokens=120, frequency_penalty=2.0, stream=stream)
-    if stream:
-        events = list(found)
-        text = "".join(event.choices[0].delta.content or "" for event in events)
-        finish = events[-1].choices[0].finish_reason
-    else:
-        text, finish = found.choices[0].message.content, found.choices[0].finish_reason
-    assert finish == "stop"
-    jsonschema.validate(json.loads(text), SCHEMA)
-
-
-def test_an_answer_that_is_a_json_object(client: OpenAI) -> None:
-    """Cut short by its length, it is the beginning of one."""
-    plain = answer(client, max_completion_tokens=4).choices[0].message.content
-    text = answer(client, response_format={"type": "json_object"}, max_completion_tokens=4).choices[0].message.content
-    assert text.startswith("{")
-    assert not plain.startswith("{")
-
-
-def test_a_schema_that_cannot_be_followed(client: OpenAI) -> None:
-    wrong = {"type": "json_schema", "json_schema": {"name": "found", "schema": {"type": "nothing"}}}
-    with pytest.raises(openai.BadRequestError, match="the schema is refused"):
-        answer(client, response_format=wrong)

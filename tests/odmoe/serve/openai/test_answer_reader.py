@@ -10,20 +10,26 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from main_node.answer import Step
-from odmoe.response_parsing.forms import HARMONY_MARKS, find_form
+from odmoe.api.text_answer import Piece
+from odmoe.response_parsing.forms import HARMONY_MARKS, find_form, marking_tokens
 from odmoe.response_parsing.parsers import make_parser, merged
-from odmoe.serve.openai.answer_reader import AnswerReader, shown_tokens
+from odmoe.response_parsing.shown_answer import ShownAnswer
+from odmoe.serve.openai.answer_reader import AnswerReader
 from odmoe.serve.openai.parts import Part
 from odmoe.text import StoppedText
-from tests.odmoe.response_parsing.families import FAMILIES, TOOLS
+from support.chats.families import FAMILIES, TOOLS
 
 MARKS = {
+    "Gemma-4": ["<|turn>", "<turn|>", "<|channel>", "<channel|>", "<|tool_call>", "<tool_call|>", '<|"|>'],
     "gpt-oss": [*HARMONY_MARKS],
     "Kimi-K2": [
         *(f"<|tool_call{name}|>" for name in ("s_section_begin", "_begin", "_argument_begin", "_end", "s_section_end"))
     ],
 }
 ANSWERS = {
+    "Gemma-4": (
+        '<|channel>thought\nHm, <b>ü.\n<channel|>I look. END<|tool_call>call:now{a:<|"|><|im<|"|>}<tool_call|>'
+    ),
     "gpt-oss": (
         "<|channel|>analysis<|message|>Hm, <b>ü.<|end|><|start|>assistant<|channel|>commentary<|message|>I look. END"
         "<|end|><|start|>assistant<|channel|>commentary to=functions.now <|constrain|>json<|message|>"
@@ -59,7 +65,7 @@ def read(tokenizer: Any, text: str, size: int, stop: tuple[str, ...] = ()) -> tu
     form = find_form(tokenizer)
     parser = make_parser(form, "", TOOLS, piecewise=size < 1000)
     prompt = tokenizer.encode("Weather?")
-    reader = AnswerReader(parser, StoppedText(tokenizer, stop, prompt, shown_tokens(tokenizer, form)))
+    reader = AnswerReader(parser, StoppedText(tokenizer, stop, prompt, marking_tokens(tokenizer, form)))
     engine = StoppedText(tokenizer, stop, prompt)
     steps = []
     for token in [*tokenizer.encode(text), tokenizer.eos_token_id]:
@@ -91,3 +97,18 @@ def test_a_stop_text_ends_it(family: str, tokenizer: Any, size: int) -> None:
     message, has_calls = read(tokenizer, ANSWERS[family], size, ("END",))
     assert message == {"reasoning_content": "Hm, <b>ü.", "content": "I look. "}
     assert not has_calls
+
+
+def test_on_a_terminal_reasoning_stands_between_marks(family: str, tokenizer: Any) -> None:
+    shown = ShownAnswer(tokenizer, tokenizer.encode("Weather?"), ())
+    text = ANSWERS[family].split("END")[0]
+    ids = [*tokenizer.encode(text), tokenizer.eos_token_id]
+    found = [shown.push(Piece("", Step(token, finish=None, is_end=False))) for token in ids[:-1]]
+    found.append(shown.push(Piece("", Step(ids[-1], finish="stop", is_end=True))))
+    assert "".join(found) == "<think>\nHm, <b>ü.\n</think>\n\nI look. "
+
+
+def test_a_text_without_special_marks_is_shown_as_it_is(tokenizer: Any) -> None:
+    tokenizer.chat_template = FAMILIES["Qwen3"].template
+    shown = ShownAnswer(tokenizer, tokenizer.encode("Weather?"), ())
+    assert shown.push(Piece("<think>", Step(5))) == "<think>"
