@@ -86,13 +86,13 @@ class LocalModel:
 
 def _reader(opened: OpenedModel, text: str, ids: list[int], how: GenerateOptions) -> AnswerReader:
     """Tells what the model thinks from its answer. `text`: the chat in the model's template."""
-    from odmoe.response_parsing.forms import find_form
+    from odmoe.response_parsing.forms import find_form, marking_tokens
     from odmoe.response_parsing.parsers import make_parser
-    from odmoe.serve.openai.answer_reader import AnswerReader, shown_tokens
+    from odmoe.serve.openai.answer_reader import AnswerReader
     from odmoe.text import StoppedText, without_marks
 
     form = find_form(opened.tokenizer)
-    shown = shown_tokens(opened.tokenizer, form)
+    shown = marking_tokens(opened.tokenizer, form)
     marked = StoppedText(opened.tokenizer, how.get("stop", ()), ids, shown) if shown else None
     return AnswerReader(make_parser(form, without_marks(text), []), marked)
 
