@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from checkpoint.models_folder import named_model
 from checkpoint.sharding.model_directory import INDEX, SMALL_SUFFIXES, check_adapter
 from scheduler.errors import CheckpointError, UnsupportedFormatError
 
@@ -20,13 +21,15 @@ OTHERS = ("*/*", "consolidated*", "pytorch_model*", "tf_model*", "flax_model*", 
 
 
 def find_model(name: str, files: Sequence[str] | None = None, download: bool = True) -> Path:
-    """A path, which may not exist, or is a GGUF file; or the snapshot of a Hub repository (`org/name`), with what a
-    model needs of it, or those `files` (patterns). Without `download`, only the local Hub cache is searched. HF_HOME
-    and HF_HUB_OFFLINE apply.
+    """A path, which may not exist, or is a GGUF file; a name in the models folder; or the snapshot of a Hub repository
+    (`org/name`), with what a model needs of it, or those `files` (patterns). Without `download`, only the local Hub
+    cache is searched. HF_HOME and HF_HUB_OFFLINE apply.
 
     Raises CheckpointError, or UnsupportedFormatError for directories and repositories of GGUF files.
     """
     path = Path(os.path.expanduser(name))
+    if not path.exists() and (named := named_model(name)) is not None:
+        path = named
     _check_gguf(path)
     if path.exists() or name.count("/") != 1 or path.suffix in (".json", ".gguf") or name.startswith((".", "/", "~")):
         return path

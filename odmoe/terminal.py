@@ -24,11 +24,16 @@ _TASKS = {
     "dense": "writing dense weights",
     "int4": "quantising to int4",
     "int2": "quantising to int2",
+    "pull": "fetching",
 }
 """How a bar is labelled, by the name of its task."""
 
+_IN_BYTES = ("verify", "experts", "dense", "int4", "int2", "pull")
+"""Tasks that count bytes: their bars show bytes and a rate."""
 LONGEST = 1 << 16
 """Characters of a line."""
+SECONDS_S = 3.0
+"""From then on a spinner says how long it has been there."""
 LINE_S = 10.0
 """Seconds between two lines about progress where there is no terminal for a bar or a spinner."""
 
@@ -66,39 +71,44 @@ class Terminal:
         self._line(text)
 
     @contextlib.contextmanager
-    def progress(self, text: str = "") -> Iterator[Callable[[str, int, int], None]]:
+    def progress(self, text: str = "", lines: bool = True) -> Iterator[Callable[[str, int, int], None]]:
         """A callback `(task, done, total)` that moves a bar. `text` is shown until the first call.
 
-        Without a terminal it prints a line for each task that lasts longer than `LINE_S`, and again after as long. Of
-        `text` likewise.
+        Without a terminal it prints a line for each task that lasts longer than `LINE_S`, and again after as long; not
+        so without `lines`. Of `text` likewise.
         """
-        from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+        from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
         columns = (
             TextColumn("{task.description:<22}", markup=False),
-            BarColumn(),
-            TaskProgressColumn(),
-            TimeRemainingColumn(),
+            BarColumn(bar_width=None),
+            TextColumn("{task.fields[amount]}", markup=False),
+            TimeRemainingColumn(compact=True),
         )
         shown = self.console.is_terminal
         # Standard output is left alone: rich would send what is printed there to this console.
-        bars = Progress(*columns, console=self.console, transient=True, disable=not shown, redirect_stdout=False)
+        bars = Progress(
+            *columns, console=self.console, transient=True, disable=not shown, redirect_stdout=False, expand=True
+        )
         with bars, contextlib.ExitStack() as waiting:
-            if text and not shown:
+            if text and lines and not shown:
                 waiting.enter_context(self._lines(text))
             tasks: dict[str, Any] = {}
-            idle = [bars.add_task(one_line(text), total=None)] if text else []
-            lines: dict[str, _Pace] = {}
+            idle = [bars.add_task(one_line(text), total=None, amount="")] if text else []
+            paces: dict[str, _Pace] = {}
 
             def move(task: str, done: int, total: int) -> None:
                 while idle:
                     bars.remove_task(idle.pop())
                 waiting.close()
                 if task not in tasks:
-                    tasks[task] = bars.add_task(one_line(_TASKS.get(task, task)), total=total)
+                    tasks[task] = bars.add_task(one_line(_TASKS.get(task, task)), total=total, amount="")
                 bars.update(tasks[task], completed=done, total=total)
-                if not shown:
-                    line = lines.setdefault(task, _Pace(done)).line(done, total)
+                if shown:
+                    rate = bars.tasks[bars.task_ids.index(tasks[task])].speed
+                    bars.update(tasks[task], amount=_amount(done, total, rate, task in _IN_BYTES))
+                elif lines:
+                    line = paces.setdefault(task, _Pace(done)).line(done, total)
                     if line:
                         self._line(f"{_TASKS.get(task, task)}: {line}")
 
@@ -115,9 +125,25 @@ class Terminal:
         from rich.spinner import Spinner
         from rich.text import Text
 
-        spinner = Spinner("dots", Text(one_line(text)), style="status.spinner")  # as text: no markup of rich's
-        with Live(spinner, console=self.console, refresh_per_second=12.5, transient=True, redirect_stdout=False):
-            yield lambda text: spinner.update(text=Text(one_line(text)))
+        began, spinner = time.monotonic(), Spinner("dots", style="status.spinner")
+
+        def drawn() -> Spinner:
+            spent = time.monotonic() - began
+            spinner.update(text=Text(one_line(text) + (f" ({spent:.0f} s)" if spent >= SECONDS_S else "")))  # no markup
+            return spinner
+
+        def change(new: str) -> None:
+            nonlocal text
+            text = new
+
+        with Live(
+            get_renderable=drawn,
+            console=self.console,
+            refresh_per_second=12.5,
+            transient=True,
+            redirect_stdout=False,
+        ):
+            yield change
 
     @contextlib.contextmanager
     def _lines(self, text: str) -> Iterator[Callable[[str], None]]:
@@ -198,6 +224,15 @@ class _Pace:
 def task_name(task: str) -> str:
     """A task as people read it: `experts` -> `writing experts`."""
     return _TASKS.get(task, task)
+
+
+def _amount(done: int, total: int, rate: float | None, is_bytes: bool) -> str:
+    """`1.2/4.7 GB 103.5 MB/s`, or `35%`."""
+    if not is_bytes:
+        return f"{done / max(1, total):>4.0%}"
+    unit, name = (1e9, "GB") if total >= 1e9 else (1e6, "MB")
+    speed = "" if rate is None else f" {rate / 1e6:.1f} MB/s"
+    return f"{done / unit:.1f}/{total / unit:.1f} {name}{speed}"
 
 
 def count_text(count: int, noun: str) -> str:

@@ -104,7 +104,7 @@ class _Layers:
         self._journal = folder / "journal"
         manifest = store.manifest
         self._planned = {number: planned_form(manifest.restored_layout(number), form) for number in manifest.layers}
-        self._total = sum(len(layer.blobs) for layer in manifest.layers.values())
+        self._total = sum(blob.length for layer in self._planned.values() for blob in layer.blobs)
         self._done = 0
         self._found: dict[int, LayerSpec] = {}
 
@@ -141,7 +141,7 @@ class _Layers:
             with contextlib.suppress(OSError):
                 if blob_fault(folder, number, layer, lambda nbytes: self._beat(0)) is None:
                     self._found[number] = layer
-                    self._done += len(layer.blobs)
+                    self._done += sum(blob.length for blob in layer.blobs)
                     return
 
     def _check_room(self) -> None:
@@ -166,7 +166,7 @@ class _Layers:
                 for place, blob in zip(planned.blobs, made, strict=True):
                     write_at(target, place.offset, blob)
                     blobs.append(replace(place, checksum=checksum(blob.numpy().data)))
-                    self._beat(1)
+                    self._beat(place.length)
                 os.fsync(target)
             finally:
                 os.close(target)
@@ -187,9 +187,9 @@ class _Layers:
             stream.flush()
             os.fsync(stream.fileno())
 
-    def _beat(self, experts: int) -> None:
+    def _beat(self, nbytes: int) -> None:
         """Report progress, and touch the lock for a process that waits for it."""
-        self._done += experts
+        self._done += nbytes
         with contextlib.suppress(OSError):
             os.utime(self._lock)
         self._report(self._form, self._done, self._total)

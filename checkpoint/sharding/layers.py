@@ -51,11 +51,12 @@ def _spec(plan: Conversion, layer: int, parameters: dict[str, torch.Tensor]) -> 
 def write_layers(plan: Conversion, partial: Partial, report: Progress, native: NativeExperts) -> None:
     """Write every missing layer: its file, synced, then its line in the journal.
 
-    `report("experts", experts done, of)`. Raises CheckpointError, OSError.
+    `report("experts", bytes done, of)`. Raises CheckpointError, OSError.
     """
     todo = [layer for layer in plan.layers if layer not in partial.layers]
-    total = sum(map(plan.experts, plan.layers))
-    done = total - sum(map(plan.experts, todo))
+    blob_bytes = {layer: planned_layer(plan, layer, native).blob_bytes for layer in plan.layers}
+    total = sum(blob_bytes[layer] * plan.experts(layer) for layer in plan.layers)
+    done = total - sum(blob_bytes[layer] * plan.experts(layer) for layer in todo)
     readers, writers = ThreadPoolExecutor(1, "odmoe-read"), ThreadPoolExecutor(1, "odmoe-write")
     with one_thread(), readers as reading, writers as writing:
         blobs, file = _Blobs(writing), None
@@ -71,7 +72,7 @@ def write_layers(plan: Conversion, partial: Partial, report: Progress, native: N
                 file = file or _LayerFile(partial.store, _spec(plan, part.layer, parameters))
                 for row in range(part.last - part.first):
                     blobs.write(file, part.first + row, {key: value[row] for key, value in parameters.items()})
-                done += part.last - part.first
+                done += blob_bytes[part.layer] * (part.last - part.first)
                 if part.last == plan.experts(part.layer):
                     if finished:
                         finished.result()

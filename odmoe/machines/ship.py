@@ -92,22 +92,25 @@ def push_store(
     hosts: Iterable[Host],
     store: Path,
     facts: dict[str, dict[str, Any]],
-    progress: Callable[[int, int], None] | None = None,
+    progress: Callable[[str, int, int], None] | None = None,
 ) -> dict[str, HostError]:
     """Copy the store to every host without it. Returns the failures by address. An interrupted copy is no store, and
-    the next run continues it. `facts` are by address; `progress(done, total)` is in bytes, of all hosts together."""
+    the next run continues it. `facts` are by address; `progress(host, done, total)` is in bytes, of each host."""
     wanted = manifest_digest(store)
     behind = [host for host in hosts if not has_store(facts[host.address], store.name, wanted)]
     size = size_of([store])
     done = {host.address: 0 for host in behind}
     changing = threading.Lock()
+    if progress:
+        for host in behind:
+            progress(host.name, 0, size)
 
     def copy(host: Host) -> None:
         def step(so_far: int, _: int) -> None:
             with changing:
                 done[host.address] = max(done[host.address], so_far)
                 if progress:
-                    progress(sum(done.values()), size * len(behind))
+                    progress(host.name, done[host.address], size)
 
         there = facts[host.address]["stores"].get(store.name) or {}
         if there.get("manifest") != wanted:

@@ -4,12 +4,21 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
 from rich.console import Console, Group
 from rich.live import Live
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    Progress,
+    TaskID,
+    TextColumn,
+    TimeRemainingColumn,
+    TransferSpeedColumn,
+)
 from rich.table import Table
 from rich.text import Text
 
@@ -151,25 +160,33 @@ def cause(error: HostError) -> str:
 
 
 @contextlib.contextmanager
-def copying(console: Console, what: str) -> Iterator[Callable[[int, int], None]]:
-    """A callback `(done, total)` in bytes that draws a bar; without a terminal it prints a line for each tenth."""
-    if not console.is_terminal:
-        yield _in_lines(console, what)
-        return
-    columns = (TextColumn("{task.description}", markup=False), BarColumn(), DownloadColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, transient=True) as bars:
-        task = bars.add_task(what, total=None)
-        yield lambda done, total: bars.update(task, completed=done, total=total)
+def copying(console: Console, what: str) -> Iterator[Callable[[str, int, int], None]]:
+    """A callback `(host, done, total)` in bytes that draws a bar for each host. Without a terminal there is a line at
+    the start and one at the end."""
+    bytes_of: dict[str, tuple[int, int]] = {}
+    began = time.monotonic()
+    columns = (
+        TextColumn("{task.description}", markup=False),
+        BarColumn(bar_width=None),
+        DownloadColumn(),
+        TransferSpeedColumn(),
+        TimeRemainingColumn(compact=True),
+    )
+    shown = console.is_terminal
+    with Progress(*columns, console=console, transient=True, disable=not shown, expand=True) as bars:
+        tasks: dict[str, TaskID] = {}
 
+        def step(host: str, done: int, total: int) -> None:
+            if not bytes_of and not shown:
+                console.print(f"{what}: {megabytes(total)} each", markup=False, soft_wrap=True)
+            bytes_of[host] = done, total
+            if host not in tasks:
+                tasks[host] = bars.add_task(f"{what}, {one_line(host)}", total=total)
+            bars.update(tasks[host], completed=done, total=total)
 
-def _in_lines(console: Console, what: str) -> Callable[[int, int], None]:
-    last_tenth = -1
-
-    def step(done: int, total: int) -> None:
-        nonlocal last_tenth
-        tenth = 10 * done // max(1, total)
-        if tenth > last_tenth:
-            last_tenth = tenth
-            console.print(f"{what}: {megabytes(done)} of {megabytes(total)}", markup=False, soft_wrap=True)
-
-    return step
+        yield step
+    if bytes_of:
+        copied = sum(done for done, _ in bytes_of.values())
+        rate = megabytes(int(copied / max(0.1, time.monotonic() - began)))
+        hosts = f"{len(bytes_of)} host{'' if len(bytes_of) == 1 else 's'}"
+        console.print(f"{what}: {megabytes(copied)} to {hosts}, {rate}/s", markup=False, soft_wrap=True)

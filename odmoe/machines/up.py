@@ -226,7 +226,7 @@ class _BringUp:
         return store
 
     def _push_store(self, facts: dict[str, Facts], store: Path) -> None:
-        with copying(self._terminal.console, "store to the hosts") as step:
+        with copying(self._terminal.console, "store") as step:
             failed = push_store(self._ssh, self._cluster.hosts, store, facts, step)
         self._turns.end("store there")
         self._give_up(failed, "without the store")

@@ -141,6 +141,18 @@ def _say(line: str) -> None:
 
 _ended_by: signal.Signals | None = None
 """The signal that has ended this command, if any."""
+_last_signal = float("-inf")
+"""When the last signal came that counted, by `time.monotonic`."""
+
+
+def forgive_interrupt() -> bool:
+    """Whether a KeyboardInterrupt was Ctrl-C, after which the command goes on: the next one counts again. False where
+    it was SIGTERM, which ends the command."""
+    global _ended_by, _last_signal
+    if _ended_by == signal.SIGTERM:
+        return False
+    _ended_by, _last_signal = None, float("-inf")
+    return True
 
 
 def one_interrupt() -> None:
@@ -149,18 +161,16 @@ def one_interrupt() -> None:
     The others would interrupt the cleaning up after the first. Where Python or a library would swallow the exception,
     it is raised a moment later. An interrupt that the shell told this process to ignore stays ignored.
     """
-    last = float("-inf")
 
     def interrupt(number: int, frame: FrameType | None) -> None:
-        global _ended_by
-        nonlocal last
+        global _ended_by, _last_signal
         now = time.monotonic()
         sent = number in ENDINGS
-        if signal.getsignal(signal.SIGINT) is not as_begun or (sent and now - last <= AGAIN_S):
+        if signal.getsignal(signal.SIGINT) is not as_begun or (sent and now - _last_signal <= AGAIN_S):
             return
         if sent:
-            last, _ended_by = now, signal.Signals(number)
-        if _would_be_swallowed(frame) and now - last < POSTPONED_S:
+            _last_signal, _ended_by = now, signal.Signals(number)
+        if _would_be_swallowed(frame) and now - _last_signal < POSTPONED_S:
             signal.setitimer(signal.ITIMER_REAL, RETRY_S)  # SIGALRM calls this handler again
         else:
             raise KeyboardInterrupt

@@ -87,10 +87,11 @@ def digest(folder: Path) -> dict[str, str]:
 def test_a_store_on_every_host_and_only_where_it_is_not(
     hosts: SshHosts, ssh: Ssh, store: Path, machines: list[Host], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    seen: list[tuple[int, int]] = []
-    assert push_store(ssh, machines, store, facts_of(ssh, machines), lambda *at: seen.append(at)) == {}
+    seen: dict[str, tuple[int, int]] = {}
+    note = lambda host, *at: seen.update({host: at})  # noqa: E731
+    assert push_store(ssh, machines, store, facts_of(ssh, machines), note) == {}
     size = sum(p.stat().st_size for p in store.rglob("*") if p.is_file())
-    assert seen[-1] == (size * len(machines), size * len(machines))
+    assert seen == {host.name: (size, size) for host in machines}
     for address in hosts.addresses:
         there = hosts.home(address) / "odmoe" / "stores" / store.name
         assert digest(there) == digest(store)
@@ -140,7 +141,7 @@ def test_an_interrupted_copy_is_no_store_and_is_taken_up_again(
     facts = facts_of(ssh, machines[:1])
     cut = Ssh(getpass.getuser(), hosts.key, tmp_path / "known_hosts", hosts.port)
 
-    def step(done: int, _: int) -> None:
+    def step(host: str, done: int, _: int) -> None:
         if done > 1 << 20:
             threading.Thread(target=cut.close).start()
 
