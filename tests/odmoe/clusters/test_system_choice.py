@@ -46,7 +46,8 @@ GIVEN = {"workers": 2, "slots": 2, "device_memory": "25%", "shadow": "nf4", "res
 @pytest.mark.parametrize(("name", "value"), [*GIVEN.items(), ("loader", "memory"), ("worker_device", "cpu")])
 def test_an_explicit_choice_is_kept(name: str, value: Any) -> None:
     given = effective({"model": "m", name: value}, None, {}).settings
-    assert given.system == "od-moe" and getattr(given, name) == value
+    assert given.system == "od-moe"
+    assert getattr(given, name) == value
     with pytest.raises(ConfigError, match=f"--system is auto with {flag(name)}"):
         effective({"model": "m", "system": "auto", name: value}, None, {})
 
@@ -76,9 +77,13 @@ def test_the_model_answers_with_what_was_chosen(
     monkeypatch.setattr(system_choice, "available_memory", lambda: free)
     answer = cli("generate", "-m", str(demo), "-n", "6", "--ctx-size", "64", "--json", "HAMLET")
     facts = json.loads(answer.out)
-    assert answer.code == 0 and facts["text"] == expected("HAMLET", 6)[1]
-    assert facts["system"] == system and facts["exact"] and facts["shadow"] == "none"
-    assert f"chose {system}" in answer.err and ("--system od-moe" in answer.err) == (system != "fully-cached")
+    assert answer.code == 0
+    assert facts["text"] == expected("HAMLET", 6)[1]
+    assert facts["system"] == system
+    assert facts["exact"]
+    assert facts["shadow"] == "none"
+    assert f"chose {system}" in answer.err
+    assert ("--system od-moe" in answer.err) == (system != "fully-cached")
     if free == 25 * 10**6:
         assert 0 < int(facts["device_memory"]) < 20 * 10**6
 
@@ -88,7 +93,8 @@ def test_a_budget_is_followed(demo: Path, cli: CommandLine) -> None:
     small = json.loads(cli("generate", "-m", str(demo), "--memory", "15MB", *flags).out)
     large = json.loads(cli("generate", "-m", str(demo), "--memory", "60MB", *flags).out)
     assert (small["system"], large["system"]) == ("lrfu-prefetch", "fully-cached")
-    assert small["memory"] == "15MB" and small["memory_budget"]["experts"] < 15 * 10**6
+    assert small["memory"] == "15MB"
+    assert small["memory_budget"]["experts"] < 15 * 10**6
 
 
 def test_load_chooses_too(demo: Path) -> None:
