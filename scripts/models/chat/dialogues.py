@@ -1,4 +1,4 @@
-"""Dialogues for models/chat-moe, made from the phrasings in scripts/data/dialogues.
+"""Dialogues for models/chat-moe, made from the phrasings beside this file.
 
     .venv/bin/python -m scripts.models.chat.dialogues --count 5            # print some; --held: of phrasings held out
 
@@ -20,7 +20,7 @@ import yaml
 from scripts.lib.flags import positive, script_parser
 from scripts.models.chat import tools
 
-FOLDER = Path(__file__).parents[2] / "data" / "dialogues"
+FOLDER = Path(__file__).with_name("phrasings")
 NEVER = re.compile(r"Tom has 3 apples and buys 5 more")
 """The demo's question."""
 WORDS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")

@@ -94,7 +94,7 @@ def loss_on(model: Any, rows: list[tuple[list[int], list[int]]], pad: int) -> fl
 
 
 def train(model: Any, tokenizer: Any, args: argparse.Namespace) -> int:
-    """Until `args.steps` are done or `args.seconds` spent, and returns the steps. The learning rate rises for 30 of them
+    """Until `args.steps` are done or `args.seconds` spent; returns the steps. The learning rate rises for 30 of them,
     and falls on a cosine over the whole."""
     optimiser = torch.optim.AdamW(model.parameters(), lr=args.lr, betas=(0.9, 0.95), weight_decay=0.05)
     began = time.monotonic()
