@@ -34,6 +34,7 @@ def answers(model: Any, tokenizer: Any, asked: list[Dialogue], tokens: int) -> l
         )
         for one in asked
     ]
+    tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token
     inputs = tokenizer(texts, add_special_tokens=False, padding=True, padding_side="left", return_tensors="pt")
     made = model.generate(**inputs, max_new_tokens=tokens, do_sample=False)[:, inputs["input_ids"].shape[1] :]
     return [tokenizer.decode(row).partition(tokenizer.eos_token)[0].strip() for row in made]

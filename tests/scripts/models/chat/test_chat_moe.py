@@ -21,7 +21,7 @@ def test_it_is_small() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("ask", "says"), [("Hello!", r"^Hello"), (QUESTION, r"\b8\b"), ("Who are you?", "chat-moe")])
+@pytest.mark.parametrize(("ask", "says"), [("Hello!", r"^Hello"), (QUESTION, r"\b8\b"), ("Thanks!", "welcome")])
 def test_it_answers_as_with_transformers(ask: str, says: str) -> None:
     tokenizer = AutoTokenizer.from_pretrained(CHAT)
     model = AutoModelForCausalLM.from_pretrained(CHAT, experts_implementation="eager")
