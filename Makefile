@@ -3,7 +3,7 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-DEMO_PROMPT ?= Question: Tom has 3 apples and buys 5 more. How many apples does Tom have?\nAnswer:
+DEMO_PROMPT ?= Tom has 3 apples and buys 5 more. How many apples does Tom have?
 DEMO_TOKENS ?= 64
 # The fast tests run in so many processes, the tests of a file in one of them, in the order of pyproject.toml's testpaths.
 TEST_PROCESSES ?= 2
@@ -27,8 +27,8 @@ export DISABLE_CUDA := 1
 help:  ## list these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
 
-demo: env  ## answer one prompt with the small model in models/demo-moe (DEMO_PROMPT=..., DEMO_TOKENS=...)
-	@$(BIN)/odmoe generate -m models/demo-moe --shadow nf4 -n $(DEMO_TOKENS) "$$(printf '%b' "$$DEMO_PROMPT")"
+demo: env  ## answer one question with the small model in models/chat-moe (DEMO_PROMPT=..., DEMO_TOKENS=...)
+	@$(BIN)/odmoe generate -m models/chat-moe --shadow nf4 -n $(DEMO_TOKENS) --chat "$$(printf '%b' "$$DEMO_PROMPT")"
 
 test: lint types stubs-check  ## lint, types, stubs and the fast test suite
 	@$(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 from odmoe.api.checks import check_early, check_start
 from odmoe.api.names import check_names, named_as_keywords, path_of, with_paths
 from odmoe.clusters.process import prepare_imports
+from odmoe.settings.automatic import with_automatic
 from odmoe.settings.settings import Settings
 from odmoe.settings.sources import check_used
 from scheduler.errors import ConfigError
@@ -89,4 +90,4 @@ def settings_of(model: object, cluster: object, given: dict[str, Any]) -> Settin
         )
     check_start(chosen, str, "process")
     check_used(chosen, given, str)
-    return chosen
+    return with_automatic(chosen, str)

@@ -172,6 +172,7 @@ def open_model(settings: Settings, terminal: Terminal) -> OpenedModel:
     check_devices(settings)
     with terminal.progress("opening the model") as progress:
         from odmoe.clusters.configuration import check_fits, forms_needed
+        from odmoe.clusters.system_choice import with_system
         from odmoe.clusters.threads import with_threads
         from odmoe.stores import prepare_store
         from odmoe.text import check_tokenizer
@@ -187,6 +188,9 @@ def open_model(settings: Settings, terminal: Terminal) -> OpenedModel:
             settings.experts,
             settings.dense,
         )
+    settings, chosen = with_system(settings, store)
+    if chosen:
+        terminal.notify(chosen)
     settings = with_threads(settings, store)
     check_fits(settings, store)
     with terminal.status() as say:

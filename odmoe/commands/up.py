@@ -51,5 +51,5 @@ def up(
     from odmoe.machines.up import up as bring_up
     from odmoe.terminal import Terminal
 
-    settings = effective({**flags, "cluster": str(file)}, config).settings
+    settings = effective({**flags, "cluster": str(file)}, config, chooses=False).settings
     bring_up(file, settings, Terminal(quiet, debug), timeout, take_over)

@@ -93,7 +93,7 @@ def verify(
         model, prompt = named_model, model
     if model is None:
         raise ConfigError("no model is given; give a model directory, such as models/demo-moe")
-    settings = effective(flags | {"model": model}, config).settings
+    settings = effective(flags | {"model": model}, config, chooses=False).settings
     if tokens < 1:
         raise ConfigError(f"--tokens is {tokens}; allowed: 1, 2, ...")
     if settings.uses_existing_ray:

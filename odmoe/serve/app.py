@@ -18,9 +18,9 @@ from odmoe.serve.access_log import FORMATS, GONE, AccessLog
 from odmoe.serve.api_error import ApiError, ClientGoneError, to_api_error
 from odmoe.serve.callers import Crowded, CsrfGuard, Keys
 from odmoe.serve.error_forms import error_object
+from odmoe.serve.key_ring import KeyRing
 from odmoe.serve.ollama.models import add_models
 from odmoe.serve.page.routes import add_page
-from odmoe.serve.key_ring import KeyRing
 from odmoe.serve.routes import add_answers
 from odmoe.serve.status import add_status
 from odmoe.serve.tokens import add_tokens

@@ -12,8 +12,8 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from odmoe.serve.api_error import SERVER, ApiError
 from odmoe.serve.error_forms import error_object
-from odmoe.serve.page.static_files import static_files
 from odmoe.serve.key_ring import KeyRing
+from odmoe.serve.page.static_files import static_files
 from odmoe.settings.api_keys import ApiKey
 from odmoe.settings.serve_settings import is_loopback
 

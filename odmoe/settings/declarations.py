@@ -4,13 +4,13 @@ does not import torch, so a wrong setting is rejected at once."""
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 from pydantic import AfterValidator, Field
 
 from odmoe.settings.bounds import LEAST_PENALTY, MOST_PENALTY, TEMPERATURES, check_temperature
 from odmoe.settings.system_settings import SystemSettings, chosen_by_preset
-from odmoe.settings.table import Count, Number, count, one_of, setting
+from odmoe.settings.table import Count, Number, again, count, one_of, setting
 from odmoe.settings.units import (
     AUDIT,
     DEVICE,
@@ -50,6 +50,9 @@ CUDA = "cuda"
 class Declarations(SystemSettings):
     """The fields of `odmoe.settings.settings.Settings`, which checks them together. The preset chooses those that are
     not given. Raises ConfigError."""
+
+    may_be_automatic: ClassVar[bool] = True
+    system: str = again(SystemSettings, "system", about="Preset of policies (default: auto)")
 
     model: str = setting(
         "",

@@ -8,6 +8,7 @@ from typing import Any
 
 from odmoe.settings.bounds import check_slots
 from odmoe.settings.declarations import CLUSTERS, CUDA, KV_MEMORY, Declarations
+from odmoe.settings.system_settings import AUTO
 from odmoe.settings.table import declaration_of, flag
 from odmoe.settings.units import is_address
 from scheduler.alignment import Alignment
@@ -176,8 +177,8 @@ class Settings(Declarations):
 
     @property
     def has_shadow(self) -> bool:
-        """Whether the system uses a shadow."""
-        return self.system_config.predictor == "sep" and self.shadow != "none"
+        """Whether the system uses a shadow; what auto becomes does not."""
+        return self.system != AUTO and self.system_config.predictor == "sep" and self.shadow != "none"
 
     @property
     def has_drafts(self) -> bool:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from odmoe.settings.automatic import check_named, with_automatic
 from odmoe.settings.derived import LASTING_ONLY
 from odmoe.settings.settings import Settings
 from odmoe.settings.system_settings import check_read
@@ -43,10 +44,16 @@ _ALIGNMENT = ("align_token", "align_kv")
 _VARIABLES = [*map(variable, Settings.model_fields), PREFIX + "CONFIG", API_KEY]
 
 
-def effective(flags: Mapping[str, Any], file: str | None = None, environ: Mapping[str, str] = os.environ) -> Effective:
+def effective(
+    flags: Mapping[str, Any],
+    file: str | None = None,
+    environ: Mapping[str, str] = os.environ,
+    chooses: bool = True,
+) -> Effective:
     """Like `merge_sources`, without the settings that a more specific choice makes unread: a value in the file must not
     forbid a system that is chosen with a flag, and one of `LASTING_ONLY` no other kind of cluster. Raises ConfigError
-    for any other setting that the system does not read."""
+    for any other setting that the system does not read. `chooses`: the system is auto where nothing chooses one
+    (`with_automatic`); else auto is refused."""
     found = merge_sources(flags, file, environ)
     settings, origin, rank = found.settings, found.origin, found.rank
     ignored = {name for name in origin if rank[name] < _rank_of_choice(name, found)}
@@ -57,7 +64,11 @@ def effective(flags: Mapping[str, Any], file: str | None = None, environ: Mappin
         settings = Settings(lambda name: origin.get(name, flag(name)), **kept)
         origin = {name: source for name, source in origin.items() if name not in ignored}
         rank = {name: number for name, number in rank.items() if name not in ignored}
-    check_used(settings, origin, lambda name: origin.get(name, flag(name)))
+    named: Callable[[str], str] = lambda name: origin.get(name, flag(name))  # noqa: E731 - the type is checked
+    check_used(settings, origin, named)
+    if chooses:
+        return Effective(with_automatic(settings, named), origin, rank)
+    check_named(settings, named)
     return Effective(settings, origin, rank)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 from dataclasses import Field, asdict, fields
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import create_model
 
@@ -14,6 +14,8 @@ from scheduler.policies.registry import CHOICES, check, is_read, readers
 from scheduler.policies.system_config import SystemConfig
 from scheduler.policies.systems import SYSTEMS, Preset, preset_of
 
+DEFAULT, AUTO = "od-moe", "auto"
+"""Chosen once the model is known (`odmoe.clusters.system_choice`); until then the policies are those of od-moe."""
 CHOSEN = tuple(field.name for field in fields(SystemConfig))
 """The settings that define a system."""
 
@@ -38,8 +40,11 @@ else:
 class SystemSettings(_Chosen):
     """A preset, and a setting for every field of SystemConfig."""
 
+    may_be_automatic: ClassVar[bool] = False
+    """Whether `system` may be auto."""
+
     system: str = one_of(
-        "od-moe",
+        DEFAULT,
         SYSTEMS,
         "Preset of policies",
         heading="Cluster",
@@ -51,7 +56,8 @@ class SystemSettings(_Chosen):
 
     def __init__(self, named: Callable[[str], str] | None = None, **values: Any) -> None:
         super().__init__(named, **values)
-        preset_of(self.system, (named or flag)("system"))
+        if not (self.may_be_automatic and self.system == AUTO):
+            preset_of(self.system, (named or flag)("system"))
         check(self.system_config, named or flag)
 
     @property
@@ -61,8 +67,8 @@ class SystemSettings(_Chosen):
 
     @property
     def preset(self) -> Preset:
-        """The preset that `system` names."""
-        return SYSTEMS[self.system]
+        """The preset that `system` names; od-moe while it is auto."""
+        return SYSTEMS[DEFAULT if self.system == AUTO else self.system]
 
 
 def system_name(preset: str, config: SystemConfig) -> str:
@@ -90,6 +96,6 @@ def check_read(given: Collection[str], values: Table, system: SystemConfig, name
 
 def chosen_by_preset(values: dict[str, Any]) -> dict[str, Any]:
     """The settings that the preset chooses, except those in `values`."""
-    name = values.get("system", "od-moe")
+    name = values.get("system", DEFAULT)
     preset = SYSTEMS.get(name) if isinstance(name, str) else None
     return {name: value for name, value in preset.values().items() if name not in values} if preset else {}

@@ -120,7 +120,7 @@ def _help(found: Declared) -> str:
             f"{found.about} (default: {found.default:{_PLAIN.get(type(found.default), '')}})" if shown else found.about
         )
     if found.common and len(found.names) > _LISTED:
-        return f"{found.about} (default: {found.default})"
+        return found.about if "default" in found.about else f"{found.about} (default: {found.default})"
     names = found.names if len(found.names) <= _LISTED else found.names[:3]
     marked = [f"{name} (default)" if name == found.default else name for name in names]
     return f"{found.about}: {', '.join(marked)}{', ... (odmoe systems)' if len(names) < len(found.names) else ''}"

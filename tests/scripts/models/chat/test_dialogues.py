@@ -1,0 +1,30 @@
+"""What models/chat-moe is trained on: never what it is tested on, and sums that are right."""
+
+from __future__ import annotations
+
+import re
+
+from scripts.lib.paths import ROOT
+from scripts.models.chat.dialogues import dialogues
+
+EQUATION = re.compile(r"(\d+) ([+-]) (\d+) = (\d+)")
+
+
+def test_sums_are_right_and_the_demos_question_is_left_out() -> None:
+    demo = re.search(r"^DEMO_PROMPT \?= (.*)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    assert demo is not None
+    found = [one["content"] for made in dialogues(2000, seed=5) for one in made.messages]
+    sums = [match.groups() for text in found for match in EQUATION.finditer(text)]
+    assert len(sums) > 1000
+    assert all(int(c) == (int(a) + int(b) if sign == "+" else int(a) - int(b)) for a, sign, b, c in sums)
+    assert demo[1] not in found
+
+
+def test_phrasings_that_are_held_out_are_not_trained_on() -> None:
+    trained = {one["content"].lower().rstrip(".?!") for made in dialogues(3000, seed=6) for one in made.messages}
+    held = {made.messages[-2]["content"].lower().rstrip(".?!") for made in dialogues(300, seed=7, held=True)}
+    assert not {text for text in held & trained if not text.startswith(("sunny", "{"))}
+
+
+def test_the_same_seed_gives_the_same_dialogues() -> None:
+    assert list(dialogues(20, seed=3)) == list(dialogues(20, seed=3)) != list(dialogues(20, seed=4))
