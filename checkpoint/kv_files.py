@@ -243,7 +243,7 @@ def _checksum(about: str, tensors: Iterable[tuple[str, torch.Tensor]]) -> str:
     digest = xxhash.xxh3_128(about.encode())
     for name, tensor in tensors:
         digest.update(name.encode())
-        digest.update(memoryview(tensor.reshape(-1).view(torch.uint8).numpy()) if tensor.numel() else b"")
+        digest.update(tensor.reshape(-1).view(torch.uint8).numpy().data if tensor.numel() else b"")
     return str(digest.hexdigest())
 
 

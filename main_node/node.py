@@ -434,7 +434,8 @@ class MainNode:
         """As `_forward`, in chunks of `size` that share each layer's experts."""
 
         def experts(layer: int, *rows: torch.Tensor, chunks: tuple[int, ...]) -> torch.Tensor:
-            return self.experts.compute(visit._replace(layer=layer), *rows, chunks=chunks)
+            hidden, index, weights = rows
+            return self.experts.compute(visit._replace(layer=layer), hidden, index, weights, chunks=chunks)
 
         logits = Chunks(self._logits, tokens, request.sequence.cache, visit.position, size, experts).run()
         gained = (self._choose(request, logits),) if last else ()

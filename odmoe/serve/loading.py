@@ -66,9 +66,9 @@ class StartTerminal(Terminal):
         self._load_progress = progress
 
     @contextlib.contextmanager
-    def progress(self, text: str = "") -> Iterator[Callable[[str, int, int], None]]:
+    def progress(self, text: str = "", lines: bool = True) -> Iterator[Callable[[str, int, int], None]]:
         self._load_progress.set(text or "opening the model")
-        with super().progress(text) as move:
+        with super().progress(text, lines) as move:
 
             def move_both(task: str, done: int, total: int) -> None:
                 self._load_progress.set(task_name(task), done, total)

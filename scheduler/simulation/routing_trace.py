@@ -171,7 +171,7 @@ def _read(arrays: dict[str, Array]) -> RoutingTrace:
         kind: Foretold(arrays[f"foresight_{kind}_place"].astype(np.int64), arrays[f"foresight_{kind}_scores"])
         for kind in kinds
     }
-    about = {name: str(arrays[name]) for name in ("model", "source") if name in arrays}
+    about: dict[str, str] = {name: str(arrays[name]) for name in ("model", "source") if name in arrays}
     return RoutingTrace(
         arrays["experts"],
         int(arrays["num_experts"]),

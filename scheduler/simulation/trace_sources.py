@@ -70,7 +70,7 @@ def _trace(name: str, recording: Recording) -> RoutingTrace:
             places.append(place)
             foreseen.append(row)
     experts = config.shape.experts
-    foresight = {}
+    foresight: dict[str, Foretold] = {}
     if kind is not None and places:
         foresight[kind] = Foretold(np.array(places, np.int64), np.array(foreseen, np.float32).reshape(-1, experts))
     lengths = [one.prompt_tokens + len(one.passes) for one in workloads]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 from main_node.answer import Step
 from odmoe.conversation.chat_model import Delta
@@ -13,7 +13,7 @@ class Tokenizer:
     """One token a word, none of them special."""
 
     chat_template = "{% if think %}<think></think>{% endif %}"
-    added_tokens_decoder: dict[int, Any] = {}
+    added_tokens_decoder: ClassVar[dict[int, Any]] = {}
 
 
 class Opened:
