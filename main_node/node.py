@@ -103,15 +103,9 @@ class MainNode:
         self.drafting = Drafting(drafts, self.shape.experts, self.shape.top_k)
         self.admission = Admission(sharing, lambda: engine.deadlines.waited_s)
         chunk = sharing.prefill_chunk if kv.continues(self.model.config) and self._rotary.chunks else 0
-        self.kept = KeptPrompts(
-            sharing.keeping,
-            self.model.config,
-            self.device,
-            chunk,
-            needs_watch(engine.core.strategy),
-            self._rotary.by_length,
-            f"{store.manifest.model_digest}, {store.manifest.dtype}, {self.device_text}, kernel {self.kernel}",
-        )
+        about = f"{store.manifest.model_digest}, {store.manifest.dtype}, {self.device_text}, kernel {self.kernel}"
+        watched, by_length = needs_watch(engine.core.strategy), self._rotary.by_length
+        self.kept = KeptPrompts(sharing.keeping, self.model.config, self.device, chunk, watched, by_length, about)
         self.steps = Steps(
             engine, sharing.launch_s, self.kept.chunk, sharing.batch_dense, self._leave, self.drafting.on_step_ended
         )
@@ -434,7 +428,8 @@ class MainNode:
         """As `_forward`, in chunks of `size` that share each layer's experts."""
 
         def experts(layer: int, *rows: torch.Tensor, chunks: tuple[int, ...]) -> torch.Tensor:
-            return self.experts.compute(visit._replace(layer=layer), *rows, chunks=chunks)
+            hidden, index, weights = rows
+            return self.experts.compute(visit._replace(layer=layer), hidden, index, weights, chunks=chunks)
 
         logits = Chunks(self._logits, tokens, request.sequence.cache, visit.position, size, experts).run()
         gained = (self._choose(request, logits),) if last else ()
