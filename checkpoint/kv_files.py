@@ -243,7 +243,8 @@ def _checksum(about: str, tensors: Iterable[tuple[str, torch.Tensor]]) -> str:
     digest = xxhash.xxh3_128(about.encode())
     for name, tensor in tensors:
         digest.update(name.encode())
-        digest.update(tensor.reshape(-1).view(torch.uint8).numpy().data if tensor.numel() else b"")
+        if tensor.numel():
+            digest.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
     return str(digest.hexdigest())
 
 

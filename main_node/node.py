@@ -103,15 +103,9 @@ class MainNode:
         self.drafting = Drafting(drafts, self.shape.experts, self.shape.top_k)
         self.admission = Admission(sharing, lambda: engine.deadlines.waited_s)
         chunk = sharing.prefill_chunk if kv.continues(self.model.config) and self._rotary.chunks else 0
-        self.kept = KeptPrompts(
-            sharing.keeping,
-            self.model.config,
-            self.device,
-            chunk,
-            needs_watch(engine.core.strategy),
-            self._rotary.by_length,
-            f"{store.manifest.model_digest}, {store.manifest.dtype}, {self.device_text}, kernel {self.kernel}",
-        )
+        about = f"{store.manifest.model_digest}, {store.manifest.dtype}, {self.device_text}, kernel {self.kernel}"
+        watched, by_length = needs_watch(engine.core.strategy), self._rotary.by_length
+        self.kept = KeptPrompts(sharing.keeping, self.model.config, self.device, chunk, watched, by_length, about)
         self.steps = Steps(
             engine, sharing.launch_s, self.kept.chunk, sharing.batch_dense, self._leave, self.drafting.on_step_ended
         )

@@ -90,7 +90,7 @@ class TappedCluster:
             self.gates[visit] = set(torch.unique(index).tolist())
             return compute(visit, hidden, index, weights, **how)
 
-        self.main.experts.compute = noted  # type: ignore[method-assign, assignment]
+        self.main.experts.compute = noted  # type: ignore[method-assign,assignment]
 
     def join_shadow(self, model: ShadowModel) -> Tap:
         shadow = Shadow("shadow", model, self.store.manifest.model_digest, self.store.manifest.dtype)
