@@ -91,13 +91,13 @@ class KeptPrompts:
         elif keeping is not None:
             self._prefix, self._together = _prefix_cache(keeping, config, device, identity, chunk, by_itself)
             self.chunk -= chunk % self._prefix.block
+        self.is_on = self._prefix is not None
 
     @contextmanager
-    def reading(self, request: Request) -> Iterator[PrefixReading | None]:
-        """Around the passes that read a request's prompt. Its cache has what was kept. None: nothing is kept."""
+    def reading(self, request: Request) -> Iterator[PrefixReading]:
+        """Around the passes that read a request's prompt, if it `is_on`. Its cache has what was kept."""
         if self._prefix is None:
-            yield None
-            return
+            raise RuntimeError("nothing is kept; ask is_on first")
         sequence = request.sequence
         with self._prefix.reading(sequence.prompt, find=request.prompt_scores is None) as reading:
             request.cached_tokens, request.is_cut = reading.position, reading.is_cut

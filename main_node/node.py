@@ -309,7 +309,7 @@ class MainNode:
 
     def _read_prompt(self, request: Request) -> tuple[int, ...]:
         """All of it, or what is not kept of it. Returns the next token."""
-        with self.kept.reading(request) as reading:
+        with self.kept.reading(request) if self.kept.is_on else contextlib.nullcontext() as reading:
             at = request.cached_tokens
             self.engine.on_prefix_found(at)
             return self._read(request, request.sequence.prompt[at:], at, prefill=True, reading=reading)
