@@ -90,7 +90,7 @@ def _local(flags: dict[str, Any], config: str | None, terminal: Terminal, use_te
 
     given = {name: value for name, value in flags.items() if name != "system_prompt"}
     found = effective(given, config)
-    settings = found.settings
+    settings = found.settings.keeping_prompts()
     check_start(settings, flag, "command")
     if settings.has_cluster_file:
         raise ConfigError(
