@@ -21,7 +21,7 @@ FILES = {
     "deploy/env.sh": "env.sh",
 }
 """Where a file is in the checkout, and in `odmoe/bundled`."""
-MODELS = ("demo-moe",)
+MODELS = ("chat-moe",)
 
 
 class BuildWithBundledFiles(build_py):

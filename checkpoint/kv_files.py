@@ -26,8 +26,10 @@ from checkpoint.kv_blocks import Key, KVBlock
 from scheduler.errors import ConfigError
 
 SUFFIX = ".kv"
-WAITING = 256
-"""Blocks that may wait to be written. With more, new ones are not."""
+WAITING_BYTES = 256 << 20
+"""Of blocks that may wait to be written. Beyond, new ones are not."""
+ABANDONED_S = 3600.0
+"""Age of a half-written file that no process writes any more."""
 CLOSE_S = 30.0
 """Longest wait at the end for blocks that are not written yet."""
 PAUSE_S = 60.0
@@ -52,7 +54,8 @@ class KVDirectory:
         self._sizes: OrderedDict[str, int] = OrderedDict()
         """By name of file, the least recently used first."""
         self._lock = threading.Lock()
-        self._queue: queue.Queue[tuple[int, Key, KVBlock] | None] = queue.Queue(WAITING)
+        self._queue: queue.Queue[tuple[int, Key, KVBlock] | None] = queue.Queue()
+        self._waiting_bytes = 0
         self._epoch = 0
         """How often everything was forgotten."""
         self._paused_until = 0.0
@@ -69,10 +72,14 @@ class KVDirectory:
     def _scan(self) -> None:
         found = []
         for entry in os.scandir(self._directory):
-            if entry.name.endswith(f"{SUFFIX}.part"):
-                Path(entry.path).unlink(missing_ok=True)  # of a process that was killed
-            elif entry.name.endswith(SUFFIX) and entry.is_file():
+            try:
                 about = entry.stat()
+            except FileNotFoundError:  # another process has removed it
+                continue
+            if entry.name.endswith(f"{SUFFIX}.part"):
+                if time.time() - about.st_mtime > ABANDONED_S:
+                    Path(entry.path).unlink(missing_ok=True)  # of a process that was killed
+            elif entry.name.endswith(SUFFIX) and entry.is_file():
                 found.append((about.st_mtime_ns, entry.name, about.st_size))
         for _, name, size in sorted(found):
             self._sizes[name] = size
@@ -106,11 +113,12 @@ class KVDirectory:
         with self._lock:
             if self._name(key) in self._sizes:
                 return
-            epoch = self._epoch
-        try:
-            self._queue.put_nowait((epoch, key, block))
-        except queue.Full:
-            _log.warning("%s: a block of the KV cache is not written, since %d wait", self._directory, WAITING)
+            waiting = self._waiting_bytes
+            if not waiting or waiting + block.nbytes <= WAITING_BYTES:
+                self._waiting_bytes += block.nbytes
+                self._queue.put((self._epoch, key, block))
+                return
+        _log.warning("%s: a block of the KV cache is not written, since %d bytes wait", self._directory, waiting)
 
     def touch(self, chain: Sequence[Key]) -> None:
         """Blocks of a chain, from its beginning on, were used just now; those at the beginning last."""
@@ -137,16 +145,15 @@ class KVDirectory:
     def close(self) -> None:
         """What waits is written first, for at most `CLOSE_S`."""
         end = time.monotonic() + CLOSE_S
-        try:
-            self._queue.put(None, timeout=CLOSE_S)
-        except queue.Full:
-            _log.warning("%s: the last blocks of the KV cache are not written", self._directory)
+        self._queue.put(None)
         self._thread.join(max(0.0, end - time.monotonic()))
 
     # --- the thread that writes ---------------------------------------------------------------------------------
 
     def _write_all(self) -> None:
         while (one := self._queue.get()) is not None:
+            with self._lock:
+                self._waiting_bytes -= one[2].nbytes
             if time.monotonic() >= self._paused_until:
                 try:
                     self._write(*one)
@@ -164,7 +171,7 @@ class KVDirectory:
         with self._lock:
             if name in self._sizes or not self._make_room(len(data)):
                 return
-        part = self._directory / f"{name}.part"
+        part = self._directory / f"{name.removesuffix(SUFFIX)}.{os.getpid()}{SUFFIX}.part"
         try:
             with os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
                 file.write(data)

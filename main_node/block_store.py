@@ -36,6 +36,8 @@ class BlockStore(Generic[Block]):
         self.most_bytes = most_bytes
         self.nbytes = 0
         """Of all blocks."""
+        self.epoch = 0
+        """How often everything was forgotten."""
         self.evicted = 0
         """Blocks that gave way so far."""
         self._blocks: OrderedDict[Key, Block] = OrderedDict()
@@ -51,9 +53,12 @@ class BlockStore(Generic[Block]):
                 self._uses[key] += 1
             return block
 
-    def put(self, key: Key, block: Block) -> bool:
-        """Keep a block, in use until `release`. False: there is no room. One that is here stays as it is."""
+    def put(self, key: Key, block: Block, epoch: int | None = None) -> bool:
+        """Keep a block, in use until `release`. False: there is no room, or everything was forgotten since `epoch`. One
+        that is here stays as it is."""
         with self._lock:
+            if epoch is not None and epoch != self.epoch:
+                return False
             if key not in self._blocks:
                 if not self._make_room(block.nbytes):
                     return False
@@ -76,6 +81,7 @@ class BlockStore(Generic[Block]):
     def clear(self) -> None:
         """No block shall be found again, in use or not."""
         with self._lock:
+            self.epoch += 1
             self._blocks.clear()
             self.nbytes = 0
 

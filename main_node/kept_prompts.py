@@ -40,6 +40,8 @@ class KVKeeping:
     rows_at_once: int = 0
     """As many rows of an expert as travel and are computed together; 0: some other number, which depends on all rows.
     Chunks share a pass only where no chunk's rows are divided."""
+    computed_by: str = ""
+    """The system and the devices that compute rows, in words: other ones may give other bits."""
 
 
 class Cuts(NamedTuple):
@@ -137,6 +139,7 @@ def _prefix_cache(
     cuts, disk = cuts_of(config, keeping, chunk, by_itself), None
     versions = f"torch {torch.__version__}, transformers {family.transformers_version()}"
     how = f"rows {keeping.rows_at_once}, together {bool(cuts.together)}, {torch.get_num_threads()} threads"
+    how = f"{keeping.computed_by}, {how}"
     identity = f"{identity}, {device}, {versions}, {how}, blocks of {cuts.block}"
     if keeping.directory is not None:
         from checkpoint.kv_files import KVDirectory

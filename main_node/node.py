@@ -106,6 +106,7 @@ class MainNode:
         about = f"{store.manifest.model_digest}, {store.manifest.dtype}, {self.device_text}, kernel {self.kernel}"
         watched, by_length = needs_watch(engine.core.strategy), self._rotary.by_length
         self.kept = KeptPrompts(sharing.keeping, self.model.config, self.device, chunk, watched, by_length, about)
+        engine.checks.on_wrong_outputs = self.kept.forget
         self.steps = Steps(
             engine, sharing.launch_s, self.kept.chunk, sharing.batch_dense, self._leave, self.drafting.on_step_ended
         )

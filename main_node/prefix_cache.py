@@ -44,7 +44,7 @@ class PrefixReading:
         self.is_cut = len(prompt) > prefix.block
         self.chain: list[Key] = []
         """Blocks in use, from the first token on."""
-        self._prefix, self._epoch = prefix, prefix.epoch
+        self._prefix, self._epoch = prefix, prefix.store.epoch
         self._keys = list(prefix.keys(prompt))
 
     def find(self) -> None:
@@ -91,8 +91,6 @@ class PrefixCache:
         self.store, self.block, self.config, self.device = store, block, config, device
         self.tokens_found = 0
         """Tokens of prompts that were not read, so far."""
-        self.epoch = 0
-        """How often everything was forgotten."""
         self._root = key_of(b"", [*identity.encode(), block])
         self._disk = disk
 
@@ -119,22 +117,23 @@ class PrefixCache:
 
     def use(self, key: Key) -> KVBlock | None:
         """A block, in use from now on."""
-        block = self.store.use(key)
+        epoch, block = self.store.epoch, self.store.use(key)
         if block is None and self._disk is not None and (found := self._disk.load(key)) is not None:
-            block = found if self.store.put(key, found) else None
+            block = found if self.store.put(key, found, epoch) else None
         return block
 
     def keep(self, key: Key, block: KVBlock, epoch: int) -> bool:
         """Whether a block is kept, in use from now on. `epoch`: when reading its prompt began."""
-        if epoch != self.epoch or not self.store.put(key, block):
+        if not self.store.put(key, block, epoch):
             return False
         if self._disk is not None:
             self._disk.save(key, block)
+            if epoch != self.store.epoch:
+                self._disk.clear()  # it was forgotten before the disk had it
         return True
 
     def forget(self) -> None:
         """Some block may be wrong, and so may those that were read after it: nothing that is kept is found again."""
-        self.epoch += 1
         self.store.clear()
         if self._disk is not None:
             self._disk.clear()

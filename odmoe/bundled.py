@@ -12,7 +12,7 @@ CHECKOUT = PACKAGE.parent
 BUNDLED = PACKAGE / "bundled"
 """In an installed wheel. A checkout has no such folder."""
 COMMIT = "COMMIT"
-DEMO = "demo-moe"
+DEMO = "chat-moe"
 GIT_S = 5.0
 
 

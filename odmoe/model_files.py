@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-DEMO = "demo-moe"
+DEMO = "chat-moe"
 """The model that `odmoe pull demo` gives."""
 _HERE = Path(__file__).resolve().parent
 _PLACES = (_HERE / "bundled" / "models", _HERE.parent / "models")

@@ -3,6 +3,7 @@ it. `--check` fails where the file is not current."""
 
 from __future__ import annotations
 
+import argparse
 import re
 import sys
 import tomllib
@@ -47,8 +48,11 @@ def runtime_lock() -> str:
 
 
 def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--check", action="store_true", help="fail where the file is not current")
+    args = parser.parse_args()
     made = runtime_lock()
-    if "--check" not in sys.argv[1:]:
+    if not args.check:
         RUNTIME.write_text(made)
     elif not RUNTIME.is_file() or RUNTIME.read_text() != made:
         print(f"{RUNTIME.name} is not current; write it with scripts/runtime_lock.py", file=sys.stderr)

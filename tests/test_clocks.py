@@ -9,12 +9,16 @@ from support.paths import ROOT
 PACKAGES = ("scheduler", "wire", "checkpoint", "main_node", "shadow_node", "worker_node", "odmoe")
 
 DATES = {
+    "checkpoint/kv_files.py",  # when files were used
     "checkpoint/sharding/partial_store.py",  # the age of what another process has left
-    "odmoe/machines/certs.py",  # dates of certificates
+    "odmoe/doctor/secrets.py",  # dates of certificates
+    "odmoe/machines/certs.py",
     "odmoe/machines/preflight.py",  # clocks of two machines, compared
     "odmoe/machines/probe.py",
     "odmoe/serve/openai/chat.py",  # when an answer was made
     "odmoe/serve/openai/completions.py",
+    "odmoe/serve/ollama/events.py",
+    "odmoe/serve/responses/events.py",
     "odmoe/serve/service.py",
     "wire/rpc/tls.py",  # dates of certificates
 }

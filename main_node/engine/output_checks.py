@@ -62,6 +62,8 @@ class OutputChecks:
         """Rows that grow more are compared at once. Grows with rows that were found right."""
         self._smaller: set[tuple[int, int]] = set()
         """Worker and slot of experts in a smaller form."""
+        self.on_wrong_outputs: Callable[[], None] = lambda: None
+        """Called where outputs that were taken may be wrong, also those of requests that have ended."""
 
     # --- requests -----------------------------------------------------------------------------------------------
 
@@ -191,6 +193,8 @@ class OutputChecks:
 
     def _doubt(self, sources: set[Source]) -> None:
         """Answers with an output of one of them may be wrong."""
+        if sources:
+            self.on_wrong_outputs()
         for request in self._requests.values():
             request.is_doubted |= not request.sources.isdisjoint(sources)
 
@@ -303,6 +307,8 @@ class OutputChecks:
         what = f"differs by {far:.2%} from" if math.isfinite(far) else "is not finite, unlike"
         proof = f"that of expert {expert} of layer {layer} {what} what the main node computes"
         source.proof = source.proof or proof
+        self.on_wrong_outputs()
         for number, request in list(self._requests.items()):
+            request.is_doubted |= bool(request.cached_tokens)  # it may have found rows with outputs of this worker
             if source in request.sources:
                 self._withdraw(number, str(source.error))

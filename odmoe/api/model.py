@@ -6,7 +6,7 @@ import threading
 import weakref
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Unpack
 
@@ -40,6 +40,8 @@ class OpenedModel:
     tokenizer: Any
     context: int
     """Most tokens of prompt and answer."""
+    choice: str = ""
+    """The system that was chosen by this machine's memory, and why; empty where one was named."""
     _encoding: threading.Lock = field(default_factory=threading.Lock, init=False, repr=False, compare=False)
     """A tokenizer's settings are changed while it encodes."""
 
@@ -188,13 +190,11 @@ def open_model(settings: Settings, terminal: Terminal) -> OpenedModel:
             settings.experts,
             settings.dense,
         )
-    settings, chosen = with_system(settings, store)
-    if chosen:
-        terminal.notify(chosen)
+    settings, choice = with_system(settings, store)
     settings = with_threads(settings, store)
     check_fits(settings, store)
     with terminal.status() as say:
-        return _open_model(settings, store, say)
+        return replace(_open_model(settings, store, say), choice=choice)
 
 
 def start_model(
@@ -211,6 +211,8 @@ def start_model(
         return model
     opened = open_model(settings, terminal)
     look(opened)
+    if opened.choice:
+        terminal.notify(opened.choice)
     with terminal.status() as say:
         return opened.start(say)
 

@@ -161,7 +161,9 @@ def _keeping(settings: Settings, store: ExpertStore) -> KVKeeping | None:
         return None
     rows = settings.mini_batch or (0 if rows_travel(settings) else rows_at_once(store, model_shape(store)))
     directory = None if settings.kv_disk is None else Path(settings.kv_disk).expanduser()
-    return KVKeeping(settings.kept_bytes, directory, settings.kv_disk_size, rows)
+    workers = f"{settings.device_of('worker')}, smaller forms {settings.smaller_forms}"
+    computed_by = f"{settings.system_config}, workers {workers}"
+    return KVKeeping(settings.kept_bytes, directory, settings.kv_disk_size, rows, computed_by)
 
 
 def make_main(settings: Settings, store: ExpertStore, engine: Engine, shadow: ShadowStart | None) -> MainNode:

@@ -13,7 +13,7 @@ from odmoe.commands.shared.options import Debug, Json, Quiet
 def doctor(
     file: Annotated[Path | None, typer.Argument(help="Cluster file: check its hosts too", show_default=False)] = None,
     model: Annotated[
-        str,
+        str | None,
         typer.Option(
             "-m",
             "--model",
@@ -21,9 +21,12 @@ def doctor(
             show_default=False,
             metavar="TEXT",
         ),
-    ] = "",
+    ] = None,
     shadow: Annotated[
-        str, typer.Option(help="Precision of the shadow: fp16, int8, nf4 or none", metavar="TEXT")
+        str,
+        typer.Option(
+            help="Precision of the shadow: fp16, int8, nf4, none (default: int8)", show_default=False, metavar="TEXT"
+        ),
     ] = "int8",
     every: Annotated[
         bool, typer.Option("-v", "--verbose", help="Show what is right on the hosts, too", metavar="")
@@ -48,7 +51,7 @@ def doctor(
     from odmoe.doctor.text import print_report
     from odmoe.terminal import Terminal
 
-    asked = Asked(file, model, shadow, not quick, deep)
+    asked = Asked(file, model or "", shadow, not quick, deep)
     with Terminal(quiet, debug).progress("asking") as progress:
         report = examine(asked, progress)
     if as_json:

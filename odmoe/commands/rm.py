@@ -34,6 +34,7 @@ def rm(
     line = f"{entry.kind} {entry.name}, {megabytes(entry.bytes)}, {entry.path}"
     if not dry_run and not yes:
         _ask(line)
+        _check_unused(entry)  # it may have been opened while the question stood
     if not dry_run:
         _remove(entry)
     if as_json:

@@ -90,7 +90,11 @@ def _of_folder(name: str, path: Path, kind: str) -> Entry | None:
 
 
 def _used(path: Path) -> float:
-    found = path.stat()
+    """0 where it cannot be told, as of a dangling link."""
+    try:
+        found = path.stat()
+    except OSError:
+        return 0.0
     return max(found.st_atime, found.st_mtime)
 
 

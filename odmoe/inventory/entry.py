@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -31,6 +32,9 @@ class Entry:
 
 def size_of_folder(path: Path) -> int:
     """Bytes of the files below a folder, or of a file; links count nothing."""
-    if path.is_file():
-        return path.stat().st_size
-    return sum(file.stat().st_size for file in path.rglob("*") if file.is_file() and not file.is_symlink())
+    total = 0
+    for file in [path] if path.is_file() else path.rglob("*"):
+        with contextlib.suppress(OSError):  # it went meanwhile
+            if file.is_file() and (file == path or not file.is_symlink()):
+                total += file.stat().st_size
+    return total

@@ -35,6 +35,8 @@ STORES = "~/odmoe/stores"
 NODE_KEYS = ("ca.pem", "node.pem", "node.key")
 CLUSTER_KEYS = ("secret", "ray_token")
 LEFTOVERS = (".pyc", ".pyo", "~", ".swp", ".orig")
+TRACE = ".npz"
+"""Routing traces: no host simulates."""
 COPIES_AT_ONCE = 4
 
 
@@ -177,7 +179,7 @@ def _beside(*names: str) -> Path:
 def _within(package: Path) -> list[Path]:
     """Without what a wheel has beside the code."""
     files = [file for file in package.rglob("*") if file.is_file() and not file.name.endswith(LEFTOVERS)]
-    files = [file for file in files if not file.is_relative_to(BUNDLED)]
+    files = [file for file in files if not file.is_relative_to(BUNDLED) and file.suffix != TRACE]
     hidden = [
         file for file in files if any(p.startswith((".", "__pycache__")) for p in file.relative_to(package).parts)
     ]

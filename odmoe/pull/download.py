@@ -33,7 +33,7 @@ def download(url: str, file: HubFile, target: Path, step: Callable[[int], None])
     CorruptCheckpointError for wrong bytes, StoreWriteError, and httpx2's and the Hub's own errors.
     """
     try:
-        if target.exists() and target.stat().st_size == file.bytes and _digest(target, file) == file.digest:
+        if target.exists() and target.stat().st_size == file.bytes and _digest(target, file) == _listed(file):
             step(file.bytes)
             return
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -41,14 +41,15 @@ def download(url: str, file: HubFile, target: Path, step: Callable[[int], None])
         with partial.open("ab") as held:
             _lock(held, partial)
             _fill(url, file, partial, step)
-        found = _digest(partial, file)
-        if found != file.digest:
-            partial.unlink()
-            raise CorruptCheckpointError(
-                f"{file.name} came with SHA-256 {found}, and the Hub lists {file.digest}; run this again to "
-                "fetch it anew"
-            )
-        os.replace(partial, target)
+            found = _digest(partial, file)
+            if found != _listed(file):
+                partial.unlink()
+                kind = "git's SHA-1" if file.digest is None else "SHA-256"
+                raise CorruptCheckpointError(
+                    f"{file.name} came with {kind} {found}, and the Hub lists {_listed(file)}; run this again to "
+                    "fetch it anew"
+                )
+            os.replace(partial, target)
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EROFS, errno.EPERM):
             raise
@@ -117,10 +118,15 @@ def _request(url: str, file: HubFile, partial: Path, had: int, step: Callable[[i
     return had
 
 
-def _digest(path: Path, file: HubFile) -> str | None:
-    """None where the Hub lists none."""
+def _listed(file: HubFile) -> str:
+    """By the Hub: the key of a file outside of LFS is the id of its git blob."""
+    return file.digest or file.key
+
+
+def _digest(path: Path, file: HubFile) -> str:
     if file.digest is None:
-        return None
+        content = path.read_bytes()
+        return hashlib.sha1(b"blob %d\0" % len(content) + content, usedforsecurity=False).hexdigest()
     with path.open("rb") as stream:
         with contextlib.suppress(AttributeError, OSError):
             os.posix_fadvise(stream.fileno(), 0, 0, os.POSIX_FADV_SEQUENTIAL)

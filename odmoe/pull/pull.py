@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import threading
 from collections.abc import Callable, Sequence
@@ -18,6 +19,8 @@ from odmoe.pull.hub_errors import explained
 from odmoe.pull.wanted_files import HubFile, gguf_files, small_files, weight_files
 from scheduler.errors import CheckpointError, ConfigError, CorruptCheckpointError, StoreWriteError
 
+_DIGEST = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
+"""Names of commits and of files in the Hub's cache: they become parts of paths."""
 AT_ONCE = 4
 """Files that are fetched at the same time."""
 Progress = Callable[[str, int, int], None]
@@ -68,7 +71,7 @@ def copy_shipped(name: str, folder: Path | None, progress: Progress) -> Pulled:
             "org/name of a repository on the Hub"
         )
     source, target = shipped[own], folder or models_dir() / own
-    files = sorted(path for path in source.iterdir() if path.is_file())
+    files = sorted((path for path in source.iterdir() if path.is_file()), key=lambda path: path.name == "config.json")
     total, done = sum(path.stat().st_size for path in files), 0
     try:
         check_room(target, total)
@@ -102,8 +105,10 @@ def list_wanted(name: str, revision: str | None, folder: Path | None) -> tuple[W
         for one in info.siblings or ()
     )
     for one in files:
-        if not one.key or Path(one.name).is_absolute() or ".." in Path(one.name).parts:
+        if not _DIGEST.fullmatch(one.key) or Path(one.name).is_absolute() or ".." in Path(one.name).parts:
             raise CheckpointError(f"the Hub lists {one.name!r} of {repository} without what is needed to fetch it")
+    if not _DIGEST.fullmatch(info.sha or ""):
+        raise CheckpointError(f"the Hub lists {info.sha!r} as the commit of {repository}, which is none")
     return Wanted(repository, revision, info.sha or "", files, folder), quantisation or None
 
 
@@ -152,6 +157,9 @@ def _fetch_all(wanted: Wanted, files: Sequence[HubFile], progress: Progress) -> 
 
     total, done, changing, stopped = sum(one.bytes for one in files), 0, threading.Lock(), threading.Event()
 
+    at_place = {wanted.place(one): threading.Lock() for one in files}
+    """Files of the same bytes have one place in the cache."""
+
     def step(count: int) -> None:
         nonlocal done
         if stopped.is_set():
@@ -162,7 +170,8 @@ def _fetch_all(wanted: Wanted, files: Sequence[HubFile], progress: Progress) -> 
 
     def one_file(file: HubFile) -> Path:
         url = hf_hub_url(wanted.name, file.name, revision=wanted.commit)
-        download(url, file, wanted.place(file), step)
+        with at_place[wanted.place(file)]:
+            download(url, file, wanted.place(file), step)
         return wanted.place(file) if wanted.folder is not None else _linked(wanted, file)
 
     pool = ThreadPoolExecutor(AT_ONCE, "pull")

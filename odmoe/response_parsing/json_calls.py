@@ -132,9 +132,14 @@ class JsonCalls:
     def _take_object(self, text: str, found: list[CallPiece]) -> str:
         for count, char in enumerate(text, 1):
             if char == "{" and self._arguments is None and (head := _HEAD.match(self._object + char)):
+                try:
+                    name = json.loads(head[1])
+                except ValueError:  # a bad escape
+                    self.is_broken = True
+                    return ""
                 self._arguments = Arguments()
                 self._count += 1
-                found.append(CallPiece(json.loads(head[1]), ""))
+                found.append(CallPiece(name, ""))
                 return text[count - 1 :]
             self._object += self._extent.take(char)
             if self._extent.depth == 0:

@@ -34,6 +34,11 @@ class Tags(NamedTuple):
     begin: str
     """With which a parameter begins."""
 
+    @property
+    def close(self) -> str:
+        """With which a parameter ends."""
+        return self.parameter.pattern[self.parameter.pattern.rindex("</") :]
+
 
 TypedValue = Callable[[str, str, str], Any]
 """(tool, parameter, text) -> the value, as the tool's schema has it."""
@@ -57,6 +62,8 @@ class XmlCall:
         self._tags, self._typed = tags, typed
         self._text = ""
         self._name: str | None = None
+        self._searched = 0
+        """Before this no closing tag of the text begins that would end a parameter."""
         self._keys: set[str] = set()
         self._json: JsonCalls | None = None
         self._is_ended = False
@@ -88,13 +95,15 @@ class XmlCall:
             self._name = match["name"].strip()
             self._text = self._text[match.end() :]
             found.append(CallPiece(self._name, ""))
-        while match := self._tags.parameter.search(self._text):
+        close = self._tags.close
+        while self._text.find(close, self._searched) >= 0 and (match := self._tags.parameter.search(self._text)):
             key = match["key"].strip()
             if key not in self._keys:
                 value = json.dumps(self._typed(self._name, key, match["value"]), ensure_ascii=False)
                 found.append(CallPiece(None, f"{', ' if self._keys else '{'}{json.dumps(key)}: {value}"))
                 self._keys.add(key)
-            self._text = self._text[match.end() :]
+            self._text, self._searched = self._text[match.end() :], 0
+        self._searched = max(0, len(self._text) - len(close) + 1)
         return found
 
     def end(self, closed: bool) -> list[CallPiece]:

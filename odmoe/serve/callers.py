@@ -8,7 +8,7 @@ from contextlib import ExitStack
 from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from odmoe.serve.api_error import SERVER, ApiError
 from odmoe.serve.error_forms import error_object
@@ -55,7 +55,13 @@ class Keys:
             except ApiError as error:
                 await _refuse(error, self._on_refused, scope, receive, send)
                 return
-            await self._app(scope, receive, send)
+
+            async def send_and_free(message: Message) -> None:
+                await send(message)
+                if message["type"] == "http.response.body" and not message.get("more_body", False):
+                    while_answered.close()  # reports may come later
+
+            await self._app(scope, receive, send_and_free)
 
     def _key_of(self, headers: Headers) -> ApiKey | None:
         scheme, _, bearer = headers.get("authorization", "").partition(" ")

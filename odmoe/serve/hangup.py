@@ -17,8 +17,9 @@ from scheduler.errors import ConfigError
 @contextmanager
 def on_hangup(act: Callable[[], None]) -> Iterator[None]:
     """Within the block, where it is entered in the main thread, SIGHUP calls `act` in a thread. A SIGHUP because the
-    terminal is gone ends the process as SIGTERM does."""
-    if threading.current_thread() is not threading.main_thread():
+    terminal is gone ends the process as SIGTERM does. Where SIGHUP is ignored, as by `nohup`, it stays so."""
+    is_main = threading.current_thread() is threading.main_thread()
+    if not is_main or signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
         yield
         return
     had_terminal = has_terminal()

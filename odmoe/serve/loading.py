@@ -22,6 +22,7 @@ from odmoe.serve.api_error import SERVER, ApiError
 from odmoe.serve.bounds.listening import ListeningSocket, ignore_exhaustion
 from odmoe.serve.bounds.places import Places
 from odmoe.serve.connection import ClientLimits, Connection
+from odmoe.serve.error_forms import error_object
 from odmoe.serve.sse import encode
 from odmoe.terminal import Output, Terminal, task_name
 
@@ -157,5 +158,5 @@ class LoadingServer:
         else:
             error = ApiError(503, self._progress.text(), SERVER, code="loading", again_s=AGAIN_S)
             scope["state"]["record"].finish = error.code
-            response = error.response(close)
+            response = error.response(close, error_object(error, path, scope["state"]["record"].id))
         await response(scope, receive, send)

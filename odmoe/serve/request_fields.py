@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
@@ -13,6 +14,8 @@ from scheduler.unknown_names import nearest
 Value = TypeVar("Value")
 MOST_NAMES = 256
 """Unknown fields that the log names, each once."""
+FEW_STRANGERS = 8
+"""Unknown fields of an object of which a request's errors or the log tell."""
 MOST_NAME = 100
 """Characters of a field's name that are repeated to a client or in the log."""
 KINDS = {str: "text", int: "an integer", float: "a number", bool: "true or false", list: "a list", dict: "an object"}
@@ -30,6 +33,8 @@ class UnknownFields:
     def on_unknown(self, name: str, known: Iterable[str] = ()) -> None:
         """`name`: with the path to it, such as `messages.refused`. Raises ApiError where they are refused."""
         name = name[:MOST_NAME]
+        if not self.strict and (name in self._named or len(self._named) >= MOST_NAMES):
+            return  # before what takes time
         near = nearest(name, list(known))
         if self.strict:
             text = f"{name} is not a parameter that is known here{near}{' Or' if near else ';'} leave it out"
@@ -105,7 +110,7 @@ class Body:
 
     def end(self, fields: UnknownFields) -> None:
         """What is left is not known. Raises ApiError where that is refused."""
-        for name in self._left:
+        for name in itertools.islice(self._left, FEW_STRANGERS):
             fields.on_unknown(self.name_of(name), self._known)
 
     def invalid(self, name: str, why: str) -> ApiError:

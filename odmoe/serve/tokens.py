@@ -12,14 +12,17 @@ from odmoe.serve.computed import ComputedRoute
 from odmoe.serve.openai.requests import ChatRequest, to_request
 from odmoe.serve.openai.templates import chat_text
 from odmoe.serve.request_fields import Body
+from scheduler.errors import PromptTooLongError
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
 
     from odmoe.serve.service import Service
 
-MOST_TOKENS = 1 << 62
-"""More than any body has."""
+CONTEXTS, LEAST_BOUND = 8, 65_536
+"""So many contexts of tokens are counted, and at least so many tokens."""
+MOST_TOKEN_CHARACTERS = 16
+"""A text with more characters for each of those tokens is refused before it is encoded."""
 
 
 def add_tokens(app: FastAPI, service: Service) -> None:
@@ -76,5 +79,13 @@ def count_tokens(service: Service, given: dict[str, Any]) -> dict[str, Any]:
 
 
 def _encode(service: Service, text: str, special: bool) -> list[int]:
-    """However many there are."""
-    return service.model.opened.encode(text, special, most=MOST_TOKENS)
+    """More than the context has, too. Raises ApiError for a text far beyond it, which would take memory without end."""
+    most = max(LEAST_BOUND, CONTEXTS * service.context)
+    if len(text) > MOST_TOKEN_CHARACTERS * most:
+        says = f"the text has {len(text)} characters; at most {MOST_TOKEN_CHARACTERS * most} are taken here; split it"
+        raise ApiError(400, says, param="prompt", code="invalid_value")
+    try:
+        return service.model.opened.encode(text, special, most=most + 1)
+    except PromptTooLongError as error:
+        says = f"the text has more than {most} tokens, the most that are counted here; split it"
+        raise ApiError(400, says, param="prompt", code="invalid_value") from error

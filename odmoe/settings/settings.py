@@ -68,6 +68,11 @@ class Settings(Declarations):
                 f"{named('kv_disk')} is {self.kv_disk} with {named('kv_memory')} 0; KV caches on a disk are used "
                 f"through memory: give more, or leave {named('kv_disk')} out"
             )
+        if self.record is not None and self.kept_bytes:
+            raise ConfigError(
+                f"{named('record')} is given with {named('kv_memory')}; a recording has prompts that were read as a "
+                f"whole: give {named('kv_memory')} 0"
+            )
         if self.memory is None:
             return
         if self.device_memory is not None or self.slots_given:
@@ -130,8 +135,10 @@ class Settings(Declarations):
 
     def keeping_prompts(self) -> Settings:
         """As for conversations: earlier prompts are kept unless something else was given. On nodes that run already,
-        their own setting holds."""
+        their own setting holds. A budget of memory is for experts first, and a recording has whole prompts."""
         if self.is_given("kv_memory") or self.cluster != "embedded":
+            return self
+        if self.kv_disk is None and (self.memory is not None or self.record is not None):
             return self
         return self.replace(kv_memory=KV_MEMORY)
 

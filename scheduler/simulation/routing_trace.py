@@ -17,6 +17,7 @@ layers and E experts a layer:
 from __future__ import annotations
 
 import zipfile
+import zlib
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -157,7 +158,7 @@ def read_trace(path: Path) -> RoutingTrace:
             return _read({name: found[name] for name in found.files})
     except OSError as error:
         raise ConfigError(f"routing trace {path} cannot be read: {error.strerror or error}; check the path") from error
-    except (ConfigError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
+    except (ConfigError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile, zlib.error) as error:
         raise ConfigError(f"{path} is not a routing trace: {error}; make one with odmoe routes export") from error
 
 

@@ -73,4 +73,8 @@ def test_nothing_is_found_again_that_may_be_wrong(embedded: Any, reference: Any)
     answer.request.is_doubted = True  # as where a worker is found to give wrong outputs
     collect(answer)
     assert cluster.main.kept.nbytes == 0
+    answers(cluster, one.prompt, 2)
+    assert cluster.main.kept.nbytes > 0
+    cluster.main.engine.checks.on_wrong_outputs()  # of requests that have ended, too
+    assert cluster.main.kept.nbytes == 0
     assert answers(cluster, one.prompt, 2)[0].cached_tokens == 0

@@ -60,10 +60,11 @@ def serve_there(settings: Settings, own: ServeSettings, keys: tuple[ApiKey, ...]
     with contextlib.closing(bind_socket(own)) as listening, contextlib.closing(Relay(listening)) as relay:
         progress = LoadProgress("starting the cluster")
         with LoadingServer(listening, progress, lambda line: None, as_text) as loading:
-            bring_up(settings, cluster, output)  # an address in use is told before anything is started
-            progress.set("starting the service on the main host")
             service = _Service(settings, own, keys, output, relay, terminal, loading)
-            return _serve_again(settings, cluster, service, output)
+            with on_hangup(service.read_keys_again):
+                bring_up(settings, cluster, output)  # an address in use is told before anything is started
+                progress.set("starting the service on the main host")
+                return _serve_again(settings, cluster, service, output)
 
 
 def _serve_again(settings: Settings, cluster: ClusterFile, service: _Service, output: Output) -> int:
@@ -119,7 +120,7 @@ class _Service:
                 request = _request(self._settings, self._own, self._ring.keys, self._output)
                 remote.send(json.dumps(request) + "\n")
                 self._remote = remote
-                with _signals(remote) as signals, on_hangup(self._read_keys_again):
+                with _signals(remote) as signals:
                     code, stderr = self._follow(ssh, cluster, remote)
             finally:
                 self._remote = None
@@ -134,11 +135,11 @@ class _Service:
                 raise _killed_error(cluster, code - 128)
             return code
 
-    def _read_keys_again(self) -> None:
+    def read_keys_again(self) -> None:
         """In a thread, when SIGHUP came."""
         read_keys_again(self._own, self._ring, lambda text: self._terminal.print_always(f"{utc_time()} {text}"))
-        if self._remote is not None:
-            self._remote.send(KEYS + json.dumps([asdict(key) for key in self._ring.keys]) + "\n")
+        if (remote := self._remote) is not None:
+            remote.send(KEYS + json.dumps([asdict(key) for key in self._ring.keys]) + "\n")
 
     def _follow(self, ssh: Ssh, cluster: ClusterFile, remote: Remote) -> tuple[int, str]:
         """Until the service ends. Returns its exit code and the last 4,000 bytes of its standard error."""

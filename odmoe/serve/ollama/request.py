@@ -7,6 +7,7 @@ from typing import Any
 
 from odmoe.serve.anthropic.request import THINKS
 from odmoe.serve.ollama.events import Lines
+from odmoe.serve.openai.neutral import ALL_TOKENS
 from odmoe.serve.openai.requests import ChatRequest, CompletionRequest, to_request
 from odmoe.serve.request_fields import Body, UnknownFields, objects_in
 from odmoe.serve.translated import Translated, renamed, without_none
@@ -96,7 +97,7 @@ def read_generate(given: dict[str, Any], fields: UnknownFields) -> Translated:
     if is_raw:
         kind = CompletionRequest
         asked["prompt"] = prompt
-        asked.setdefault("max_tokens", -1)
+        asked.setdefault("max_tokens", ALL_TOKENS)
         asked.pop("chat_template_kwargs", None)
         asked.pop("reasoning_effort", None)
     else:

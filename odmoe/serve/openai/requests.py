@@ -22,7 +22,7 @@ from pydantic import (
 from odmoe.serve.api_error import ApiError
 from odmoe.serve.bounds.json_size import check_json_size
 from odmoe.serve.openai.neutral import plain_fields, plain_messages
-from odmoe.serve.request_fields import MOST_NAME, UnknownFields
+from odmoe.serve.request_fields import FEW_STRANGERS, MOST_NAME, UnknownFields
 from odmoe.settings.bounds import LEAST_PENALTY, MOST_PENALTY, check_temperature
 from scheduler.unknown_names import nearest
 
@@ -35,8 +35,6 @@ MOST_STOPS, MOST_STOP_CHARACTERS = 64, 1024
 MOST_BIASES = 4096
 MOST_SCHEMA = 256 << 10
 """Characters of a JSON schema: for each answer a parser is made of it."""
-FEW_STRANGERS = 8
-"""Unknown fields of an object of which a request's errors or the log tell."""
 MOST_STOP_TOKENS = 4096
 
 
@@ -76,6 +74,8 @@ def _tools(given: list[dict[str, Any]]) -> list[dict[str, Any]]:
         function = tool.get("function")
         if tool.get("type") != "function" or not isinstance(function, dict) or not _is_name(function.get("name")):
             raise ValueError(f"item {number} is not a function with a name; others are not supported")
+        if not isinstance(function.get("parameters"), dict | None):
+            raise ValueError(f"the parameters of item {number} are no object, as a JSON schema is; others are refused")
     return given
 
 

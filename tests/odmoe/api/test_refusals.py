@@ -16,6 +16,7 @@ from scheduler.errors import (
     MainNodeLostError,
     ODMoEError,
     PromptError,
+    PromptTooLongError,
     QueueFullError,
     RequestCancelledError,
     RequestFailedError,
@@ -36,8 +37,8 @@ def error_of(call: Callable[[], object]) -> ODMoEError:
     [
         ("", PromptError),
         ([], PromptError),
-        ("word " * 2000, PromptError),
-        ([5] * 1024, PromptError),
+        ("word " * 2000, PromptTooLongError),
+        ([5] * 1024, PromptTooLongError),
         ([10**6], PromptError),
         ([-1], PromptError),
         ("\ud800", PromptError),

@@ -99,7 +99,7 @@ def test_errors_name_their_cures(
     cli: CommandLine, hub: FakeHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     check_one_line(cli("pull", "org/other"), 1, "CheckpointError", ["no repository org/other", "HF_TOKEN"])
-    check_one_line(cli("pull", "nothing"), 2, "ConfigError", ["demo-moe", "org/name"])
+    check_one_line(cli("pull", "nothing"), 2, "ConfigError", ["chat-moe", "org/name"])
     check_one_line(cli("pull", "org/name:Q4_K_M"), 1, "CheckpointError", ["no quantisation 'Q4_K_M'", "no GGUF"])
     hub.gated = True
     check_one_line(cli("pull", "org/name"), 1, "CheckpointError", ["gated", f"{hub.url}/org/name", "HF_TOKEN"])
@@ -132,5 +132,5 @@ def test_the_demo_model_gets_a_short_name(cli: CommandLine, hub: FakeHub, tmp_pa
     answer = cli("pull", "demo")
     assert answer.code == 0, answer.err
     path = Path(answer.out.strip())
-    assert path == tmp_path / "data" / "odmoe" / "models" / "demo-moe" == find_model("demo-moe")
-    assert (path / "model.safetensors").read_bytes() == (DEMO / "model.safetensors").read_bytes()
+    assert path == tmp_path / "data" / "odmoe" / "models" / "chat-moe" == find_model("chat-moe")
+    assert (path / "model.safetensors").read_bytes() == (DEMO.with_name("chat-moe") / "model.safetensors").read_bytes()

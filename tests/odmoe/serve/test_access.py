@@ -108,7 +108,7 @@ def test_a_body_that_is_no_request(served: Served, body: bytes) -> None:
 
 
 def test_paths_and_methods_that_there_are_not(served: Served) -> None:
-    for method, path, status in [("GET", "/", 404), ("GET", "/v1/completions", 405), ("GET", "/docs", 404)]:
+    for method, path, status in [("GET", "/else", 404), ("GET", "/v1/completions", 405), ("GET", "/docs", 404)]:
         before = served.counted("odmoe_refused_requests_total", reason="no_route")
         found = httpx2.request(method, f"{served.url}{path}")
         assert (found.status_code, found.json()["error"]["code"]) == (status, "no_route")

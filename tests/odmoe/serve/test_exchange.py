@@ -61,7 +61,7 @@ class World:
         )
         self.answer_pool = AnswerPool(len(answers), 0)
         service: Any = SimpleNamespace(answer_pool=self.answer_pool, meter=meter, count=lambda: None)
-        asked: Any = SimpleNamespace(answer_factories=lambda service: [lambda one=one: one for one in answers])
+        asked: Any = SimpleNamespace(n=1, answer_factories=lambda service: [lambda one=one: one for one in answers])
         self.record = Record("id", "POST", "/v1/completions")
         self.exchange = Exchange(service, self.record, asked)
         for one in answers:

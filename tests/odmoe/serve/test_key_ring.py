@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import signal
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import httpx2
 import openai
 import pytest
+from starlette.types import Message, Receive, Scope, Send
 
-from odmoe.serve.hangup import read_keys_again
+from odmoe.serve.access_log import Record
+from odmoe.serve.api_error import ApiError
+from odmoe.serve.callers import Keys
+from odmoe.serve.hangup import on_hangup, read_keys_again
 from odmoe.serve.key_ring import KeyRing
+from odmoe.serve.request_fields import MOST_NAMES, Body, UnknownFields
+from odmoe.settings.api_keys import ApiKey
 from odmoe.settings.serve_settings import ServeSettings
 from scheduler.errors import ConfigError
 from support.machines.http_service import Served, serving, until
@@ -127,3 +135,49 @@ def test_lines_that_are_not_valid(tmp_path: Path, line: str, why: str) -> None:
     with pytest.raises(ConfigError, match=why) as told:
         ServeSettings(api_key_file=str(path)).keys()
     assert ANNA not in str(told.value)
+
+
+def test_a_key_is_free_when_its_response_has_been_sent() -> None:
+    """What the service does afterwards is no matter of the client."""
+    key = ApiKey(CI, "ci", at_once=1)
+    ring, under_way = KeyRing([key]), list[bool]()
+
+    def is_used() -> bool:
+        try:
+            with ring.using(key):
+                return False
+        except ApiError:
+            return True
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        for more in (True, False):
+            under_way.append(is_used())
+            await send({"type": "http.response.body", "body": b"a", "more_body": more})
+        under_way.append(is_used())
+
+    async def no_send(message: Message) -> None:
+        pass
+
+    scope: Any = {"type": "http", "path": "/v1/completions", "method": "POST"}
+    scope |= {"headers": [(b"x-api-key", CI.encode())], "state": {"record": Record("id", "POST", "/v1/completions")}}
+    no_receive: Any = None
+    asyncio.run(Keys(app, ring, lambda code: None)(scope, no_receive, no_send))
+    assert (under_way, is_used()) == ([True, True, False], False)
+
+
+def test_a_hangup_that_is_ignored_stays_so() -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with on_hangup(lambda: None):
+            assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+def test_strange_fields_without_number_are_looked_at_in_part() -> None:
+    lines = list[str]()
+    fields = UnknownFields(False, lines.append)
+    for begin in range(0, 2000, 20):
+        Body({f"field-{number}": 1 for number in range(begin, begin + 20)}).end(fields)
+    assert len(lines) == MOST_NAMES
+    assert "field-8 " not in "".join(lines)

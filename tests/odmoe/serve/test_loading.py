@@ -46,7 +46,10 @@ def test_it_listens_and_says_how_far_it_is() -> None:
                 official.completions.create(model="demo-moe", prompt="a")
             assert (told.value.status_code, told.value.code) == (503, "loading")
             assert told.value.response.headers["retry-after"] == "5"
-    (line,) = (json.loads(line) for line in lines)
+            message = client.post("/v1/messages").json()
+            assert (message["type"], message["error"]["type"]) == ("error", "overloaded_error")
+            assert isinstance(client.get("/api/tags").json()["error"], str)
+    line = json.loads(lines[0])
     assert (line["path"], line["status"], line["finish"]) == ("/v1/completions", 503, "loading")
 
 

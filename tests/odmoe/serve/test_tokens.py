@@ -41,6 +41,8 @@ def test_a_chat(served: Served, model: Model) -> None:
     [
         ("/tokenize", {}, "prompt is missing"),
         ("/tokenize", {"prompt": 5}, "prompt is not text"),
+        ("/tokenize", {"prompt": "a" * (16 * 65_536 + 1)}, "at most 1048576 are taken here"),
+        ("/tokenize", {"prompt": "a b" * 60_000}, "more than 65536 tokens"),
         ("/detokenize", {"tokens": [2048]}, "tokens has 2048; allowed: 0 to 2047"),
         ("/detokenize", {"tokens": ["a"]}, "tokens has a; allowed"),
         ("/detokenize", {"model": "other", "tokens": []}, "'other' does not exist"),

@@ -58,7 +58,7 @@ def test_what_is_in_it(wheel: Path) -> None:
         assert archive.read("odmoe/bundled/COMMIT") == b"0123abc\n"
     for name in (
         *("scheduler/timing/profiles/rtx3090-1gbe.yaml", "wire/odmoe_pb2.py", "odmoe/quality/held_out.txt"),
-        *("odmoe/bundled/env.sh", "odmoe/bundled/cluster.yaml", "odmoe/bundled/models/demo-moe/model.safetensors"),
+        *("odmoe/bundled/env.sh", "odmoe/bundled/cluster.yaml", "odmoe/bundled/models/chat-moe/model.safetensors"),
     ):
         assert name in names
     served = {str(path.relative_to(ROOT)) for path in (ROOT / "odmoe/serve/page").rglob("*") if path.is_file()}

@@ -95,7 +95,14 @@ export class Chat {
     else if (!this.cluster.chat) {
       article.classList.add("continued");
       body.textContent = message.content;
-    } else render(body, message.content);
+    } else {
+      try {
+        render(body, message.content);
+      } catch {
+        body.blocks = undefined;
+        body.textContent = message.content;
+      }
+    }
     this.fillThinking(article);
     this.fillTools(article);
     article.querySelector(".error")?.remove();

@@ -22,6 +22,8 @@ const KEYWORDS = new Set(
     "DELETE CREATE TABLE INTO VALUES ORDER GROUP BY AND OR NOT int float double char bool string long short unsigned").split(" "),
 );
 const HASHES = /^(py|python|sh|bash|zsh|shell|console|yaml|yml|toml|ruby|rb|perl|r|make|makefile|dockerfile|ini|conf)$/i;
+const RULE = /^\|?\s*:?-+:?\s*(\|\s*:?-+:?\s*)*\|?$/; // under a table's head
+const MOST_DEPTH = 20; // of quotations and lists in one another; what is deeper is a paragraph
 const PLAIN = /^(text|txt|plain|output|)$/i;
 
 export function element(name, className, text) {
@@ -32,13 +34,13 @@ export function element(name, className, text) {
 }
 
 /** Shows `text` in `container`. Blocks that are the same as before stay, so that a growing answer costs its last block. */
-export function render(container, text) {
+export function render(container, text, depth = 0) {
   const blocks = split(text);
   const before = container.blocks ?? [];
   let same = 0;
   while (same < blocks.length && same < before.length && blocks[same] === before[same]) same += 1;
   while (container.childNodes.length > same) container.lastChild.remove();
-  for (const block of blocks.slice(same)) container.append(build(block));
+  for (const block of blocks.slice(same)) container.append(build(block, depth));
   container.blocks = blocks;
 }
 
@@ -84,20 +86,21 @@ export function split(text) {
 const isItem = (line) => /^\s*([-*+]|\d{1,9}[.)])\s+\S/.test(line);
 const isQuote = (line) => /^ {0,3}>/.test(line);
 
-function build(block) {
+function build(block, depth) {
   const lines = block.split("\n");
   const first = lines[0];
+  if (depth > MOST_DEPTH) return element("p", "", block);
   if (/^ {0,3}(`{3,}|~{3,})/.test(first)) return fenced(lines);
   const heading = first.match(/^ {0,3}(#{1,6})\s+(.*?)\s*#*$/);
   if (heading) return filled(element(`h${Math.min(6, heading[1].length + 2)}`), heading[2]);
   if (/^ {0,3}([-*_] *){3,}$/.test(first)) return element("hr");
   if (isQuote(first)) {
     const quote = element("blockquote");
-    render(quote, lines.map((line) => line.replace(/^ {0,3}> ?/, "")).join("\n"));
+    render(quote, lines.map((line) => line.replace(/^ {0,3}> ?/, "")).join("\n"), depth + 1);
     return quote;
   }
-  if (isItem(first)) return list(lines);
-  if (lines.length > 1 && first.includes("|") && /^\s*\|?(\s*:?-+:?\s*\|?)+\s*$/.test(lines[1])) return table(lines);
+  if (isItem(first)) return list(lines, depth);
+  if (lines.length > 1 && first.includes("|") && RULE.test(lines[1].trim())) return table(lines);
   return filled(element("p"), block);
 }
 
@@ -135,7 +138,7 @@ export async function copy(text, button) {
   setTimeout(() => (button.textContent = before), 1200);
 }
 
-function list(lines) {
+function list(lines, depth) {
   const ordered = /^\s*\d/.test(lines[0]);
   const found = element(ordered ? "ol" : "ul");
   if (ordered) found.start = Number(lines[0].match(/\d+/)[0]);
@@ -151,7 +154,7 @@ function list(lines) {
     const rest = item.slice(1).join("\n").trimEnd();
     if (rest.trim()) {
       const nested = element("div");
-      render(nested, `${item[0]}\n${rest}`);
+      render(nested, `${item[0]}\n${rest}`, depth + 1);
       entry.append(...nested.childNodes);
     } else filled(entry, item[0]);
     found.append(entry);

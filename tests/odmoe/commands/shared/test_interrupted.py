@@ -83,7 +83,7 @@ def test_answers_under_way_are_cancelled(
     monkeypatch.setattr("odmoe.api.model.start_cluster", start)
     prompts = tmp_path / "prompts"
     prompts.write_text("one\ntwo\nthree\n")
-    answer = cli("generate", "-m", str(demo), "--prompts", str(prompts), "--parallel", "2")
+    answer = cli("generate", "-m", str(demo), "--system", "od-moe", "--prompts", str(prompts), "--parallel", "2")
     assert (answer.code, answer.out, answer.err) == (130, "", "interrupted\n")
     (cluster,) = made
     assert cluster.closed
