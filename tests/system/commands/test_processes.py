@@ -78,7 +78,7 @@ def test_a_full_disk(demo: Path, tmp_path: Path) -> None:
 def test_standard_output_that_is_full(demo: Path) -> None:
     with open("/dev/full", "wb") as full:
         done = subprocess.run(
-            [ODMOE, "generate", "-m", demo, "-n", "20", PROMPT],
+            [ODMOE, "generate", "-m", demo, "--system", "od-moe", "-n", "20", PROMPT],
             stdout=full,
             stderr=subprocess.PIPE,
             timeout=HANG_S,
