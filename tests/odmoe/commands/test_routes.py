@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from scheduler.simulation.routing_trace import read_trace
+from scripts.models.record_traces import KINDS
 from support.machines.cli import CommandLine
 from support.paths import ROOT
 
@@ -65,22 +66,20 @@ def test_what_cannot_be_done_is_said(cli: CommandLine, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["demo-moe", "many-moe"])
-def test_the_traces_that_come_along_are_transformers_routes(name: str) -> None:
-    """The hook of docs/running.md, on Transformers' own model and its own greedy answer."""
+def test_prompts_of_the_traces_that_come_along_have_transformers_routes(name: str) -> None:
+    """With the hook of docs/running.md: each prompt in one pass, in the checkpoint's dtype, as the engine reads it."""
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     folder = ROOT / "models" / name
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, experts_implementation="eager").eval()
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16, experts_implementation="eager").eval()
     tokenizer = AutoTokenizer.from_pretrained(folder)
     trace = read_trace(ROOT / "scheduler" / "simulation" / "traces" / f"{name}.npz")
-    prompt = json.loads((ROOT / "scripts/data/prompts/speeches.txt").read_text("utf-8").splitlines()[0])
-    tokens = tokenizer(prompt, return_tensors="pt").input_ids
-    first, answer, end = next(iter(trace.spans()))
-    assert tokens.shape[1] == answer - first
-    with torch.no_grad():
-        whole = model.generate(tokens, max_new_tokens=end - answer, do_sample=False, eos_token_id=-1, pad_token_id=0)
-        logits: Any = model(whole, output_router_logits=True).router_logits
-    chosen = torch.stack([one.reshape(-1, trace.num_experts).topk(trace.top_k).indices for one in logits], dim=1)
-    ours, theirs = np.sort(trace.experts[first:end], axis=2), np.sort(chosen.numpy()[: end - first], axis=2)
-    assert (ours == theirs).all(axis=(1, 2)).mean() > 0.99, "one pass rounds otherwise than a pass a token"
+    for (first, answer, _), kind in zip(trace.spans(), KINDS, strict=True):
+        prompt = json.loads((ROOT / f"scripts/data/prompts/{kind}.txt").read_text("utf-8").splitlines()[0])
+        tokens = tokenizer(prompt, return_tensors="pt").input_ids
+        assert tokens.shape[1] == answer - first
+        with torch.no_grad():
+            logits: Any = model(tokens, output_router_logits=True).router_logits
+        chosen = torch.stack([one.reshape(-1, trace.num_experts).topk(trace.top_k).indices for one in logits], dim=1)
+        assert np.array_equal(np.sort(trace.experts[first:answer], axis=2), np.sort(chosen.numpy(), axis=2))

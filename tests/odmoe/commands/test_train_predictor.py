@@ -152,7 +152,7 @@ def test_what_cannot_be_is_said_before_the_model_is_loaded(
         ((str(tmp_path),), 1, "MissingShardError", ["config.json"]),
         ((model, "--tokens", "1"), 2, "ConfigError", ["--tokens is 1", "allowed: 2, 3, ..."]),
         ((model, "--tokens", "1023"), 2, "ConfigError", ["--tokens is 1023", "allowed: 2 to 1022"]),
-        ((model, "--tokens", "1000"), 2, "PromptError", ["shorten it"]),
+        ((model, "--tokens", "1000"), 2, "PromptTooLongError", ["shorten it"]),
         ((model, "--steps", "0"), 2, "ConfigError", ["--steps is 0"]),
         ((model, "--prompts", str(one)), 2, "ConfigError", ["one.txt has one prompt", "two or more"]),
         ((model, "--prompts", str(tmp_path / "empty")), 2, "ConfigError", ["empty is a folder without .txt files"]),
