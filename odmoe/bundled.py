@@ -5,28 +5,17 @@ from __future__ import annotations
 import subprocess
 from pathlib import Path
 
-from scheduler.errors import ConfigError
-
 PACKAGE = Path(__file__).resolve().parent
 CHECKOUT = PACKAGE.parent
 BUNDLED = PACKAGE / "bundled"
 """In an installed wheel. A checkout has no such folder."""
 COMMIT = "COMMIT"
-DEMO = "chat-moe"
 GIT_S = 5.0
 
 
 def bundled_root() -> Path:
     """The folder that has requirements.lock, models and so on."""
     return BUNDLED if BUNDLED.is_dir() else CHECKOUT
-
-
-def demo_model() -> Path:
-    """The demo model's folder. Raises ConfigError where there is none."""
-    found = bundled_root() / "models" / DEMO
-    if not (found / "config.json").is_file():
-        raise ConfigError(f"{found} is not there; install odmoe's wheel again, or run odmoe from a whole checkout")
-    return found
 
 
 def cluster_template() -> Path:

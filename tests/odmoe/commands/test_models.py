@@ -66,8 +66,8 @@ def test_checkpoints_and_stores(cli: CommandLine, tiny: Path, pulled: Path) -> N
 def test_each_kind_is_removed(cli: CommandLine, pulled: Path, tmp_path: Path) -> None:
     assert cli("pull", "demo", "-q").code == 0
     store = prepare_store(str(pulled), None, "bfloat16").path
-    copy = tmp_path / "data" / "odmoe" / "models" / "demo-moe"
-    for name, path in (("org/name", pulled), (store.name, store), ("demo-moe", copy)):
+    copy = tmp_path / "data" / "odmoe" / "models" / "chat-moe"
+    for name, path in (("org/name", pulled), (store.name, store), ("chat-moe", copy)):
         would = cli("rm", name, "--dry-run")
         assert (would.code, "would remove" in would.out, path.exists()) == (0, True, True)
         assert cli("rm", name, "-y").code == 0

@@ -71,7 +71,7 @@ def test_what_is_in_it(wheel: Path) -> None:
 def test_it_answers_outside_of_the_checkout(installed: Path, tmp_path: Path) -> None:
     cache = {"XDG_CACHE_HOME": str(tmp_path), "PYTHONPATH": ""}
     assert re.fullmatch(r"odmoe [\d.]+ \(0123abc\)\n", run(installed / "odmoe", "--version", **cache))
-    where = "import odmoe.bundled as b; print(b.demo_model())"
+    where = "import odmoe.model_files as m; print(m.shipped_models()[m.DEMO])"
     demo = run(installed / "python", "-c", where, **cache).strip()
     assert Path(demo).is_relative_to(installed.parent)
     found = run(installed / "odmoe", "generate", "-m", demo, "--shadow", "none", "-n", "4", "-q", "HAMLET", **cache)
