@@ -128,6 +128,7 @@ class SimulateKeywords(PolicyKeywords, total=False):
     profile: File
     workers: int | None
     group_size: int | None
+    speeds: str
     recall: float | None
     draft: int | Literal["auto"]
     acceptance: float | None

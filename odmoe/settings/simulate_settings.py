@@ -7,7 +7,7 @@ from typing import Any
 from odmoe.settings.settings import Settings
 from odmoe.settings.system_settings import SystemSettings
 from odmoe.settings.table import Count, Number, again, one_of, setting
-from odmoe.settings.units import DRAFTS, Drafts, Slots
+from odmoe.settings.units import DRAFTS, SPEEDS, Drafts, Slots, Speeds
 from scheduler.limits import MAX_COUNT, MAX_EXPERTS, MAX_WORKERS
 from scheduler.simulation.route_model import LIKE_TEXT, ROUTE_MODELS
 from scheduler.simulation.scenario import PROFILE, RECALL
@@ -59,6 +59,13 @@ class SimulateSettings(SystemSettings):
     )
     group_size: Count | None = again(
         Settings, "group_size", about="Workers that serve a layer together (default: --top-k, or the profile's)"
+    )
+
+    speeds: Speeds = setting(
+        "",
+        SPEEDS,
+        "Speed of each worker's loads and computations, as 1,1,0.5 (default: all equal)",
+        heading="Cluster",
     )
 
     recall: Number | None = setting(

@@ -27,6 +27,7 @@ ADDRESS = "an address and a port, such as 10.0.0.5:7200"
 SLOTS = f"1, 2, ... {MAX_EXPERTS}, or auto"
 DRAFTS = f"{AUTO}, 0 (none), 1, ... {MOST_DRAFTS}"
 DEVICE = "auto, cpu, cuda, cuda:1, or another accelerator as torch names it"
+SPEEDS = "a number above 0 for each worker, with commas between them (1 is the profile's speed)"
 AUDIT = "auto, or a number from 0 to 1"
 TOTAL = "a share of the whole model (above 0%, at most 100%), or bytes (512MiB, 2GB)"
 MEMORY = "a share of all experts (above 0%, at most 100%), or bytes (512MiB, 2GB)"
@@ -75,6 +76,24 @@ def is_address(text: str) -> bool:
     except ValueError:
         return False
     return True
+
+
+def parse_speeds(text: str) -> tuple[float, ...]:
+    """`1,1,0.5`: a number above 0 for each worker. Empty: none."""
+    if not text:
+        return ()
+    try:
+        speeds = tuple(float(part) for part in str(text).split(","))
+    except ValueError:
+        raise ValueError(SPEEDS) from None
+    if not all(0 < speed < math.inf for speed in speeds):
+        raise ValueError(SPEEDS)
+    return speeds
+
+
+def _speeds(text: Any) -> str:
+    parse_speeds(text)
+    return str(text)
 
 
 def _memory(text: Any) -> str:
@@ -133,6 +152,8 @@ Slots = Annotated[int | Literal["auto"], BeforeValidator(_slots)]
 """Slots of a worker. `auto`: as its memory allows."""
 Drafts = Annotated[int | Literal["auto"], BeforeValidator(_drafts)]
 """Drafts of a block. `auto`: chosen live."""
+Speeds = Annotated[str, BeforeValidator(_speeds)]
+"""How fast each worker is. It stays text, as it is given."""
 Device = Annotated[str, BeforeValidator(_device)]
 """Where a role computes. Whether a machine has the device is found out there."""
 Bytes = Annotated[int, BeforeValidator(parse_bytes)]

@@ -300,6 +300,8 @@ class Worker:
     """Confirmed demands that are still to be computed here."""
     joined_at: int = 0
     """`State.losses` when it joined."""
+    pace: float = 1.0
+    """How long it takes for an expert, over the mean of all, as turns are shared out; 1 if all are equal."""
 
     def enqueue(self, demand: Demand) -> None:
         queue = self.queue

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 
 from scheduler import types as t
-from scheduler.core.groups import Grouping
+from scheduler.core.groups import Grouping, weighted_ring
 from scheduler.core.homes import Homes
 from scheduler.core.state import LayerVisit, State, Worker
 from scheduler.errors import ConfigError
@@ -20,10 +21,13 @@ class WorkerTable:
     def __init__(self, state: State, grouping: Grouping, residency: Residency) -> None:
         self.live: tuple[int, ...] = ()
         """Numbers of the workers with slots, ascending."""
+        self.turns: tuple[int, ...] = ()
+        """These workers in the order of their turns, a fast one more often than a slow one."""
         self.hosts: tuple[int, ...] = ()
         """Numbers of the host places, ascending."""
         self.slots = 0
         """Of all workers together."""
+        self._least_pace = 1.0
         self._state = state
         self._grouping = grouping
         self._residency = residency
@@ -65,7 +69,7 @@ class WorkerTable:
             return
         if self.homes is not None:
             self.homes.on_worker_joined(number, slots)
-        self.live = tuple(sorted((*self.live, number)))
+        self._take_turns((*self.live, number))
         self.slots += slots
         self.settle()
 
@@ -79,13 +83,21 @@ class WorkerTable:
         self.hosts = tuple(n for n in self.hosts if n != number)
         if number not in self.live:
             return worker
-        self.live = tuple(n for n in self.live if n != number)
+        self._take_turns([n for n in self.live if n != number])
         self.slots -= len(worker.slots)
         if self.homes is not None:
             self.homes.on_worker_lost(number)
         self._state.shortfall = f"the last worker is gone: {event.reason}"
         self.settle()
         return worker
+
+    def _take_turns(self, workers: Sequence[int]) -> None:
+        self.live = tuple(sorted(workers))
+        joined = [self._state.workers[number].joined for number in self.live]
+        self.turns = weighted_ring({one.worker: one.load_s + one.call_s + one.row_s for one in joined})
+        for number, places in Counter(self.turns).items():
+            self._state.workers[number].pace = len(self.turns) / (places * len(self.live))
+        self._least_pace = min((self._state.workers[number].pace for number in self.live), default=1.0)
 
     def settle(self) -> None:
         """Give the residency its slots; and homes to experts, once a request needs them: by then more workers may have
@@ -106,45 +118,53 @@ class WorkerTable:
 
     def group(self, turn: int) -> list[int]:
         """The workers that serve this turn's layer together; empty where there are none."""
-        return self._grouping.group(self.live, turn) if self.live else []
+        return self._grouping.group(self.turns, turn) if self.live else []
 
     def share(self, ordinal: int) -> Sequence[int | None]:
         """Prefill: the worker of each expert of the `ordinal`-th MoE layer; None where there are no workers."""
         count = self._state.shape.count(ordinal)
-        return self._grouping.share(self.live, ordinal, count) if self.live else [None] * count
+        return self._grouping.share(self.turns, ordinal, count) if self.live else [None] * count
 
     def least_busy(self, turn: int, avoid: int | None = None) -> int:
-        """For an expert that no prediction has assigned: the smallest backlog, then a slot that is free or can be made
-        so, then this turn's group. `avoid`: taken only if it is the only one."""
-        best, least = -1, (True, 1 << 60, True)
-        for number in self._grouping.ring(self.live, turn):
+        """For an expert that no prediction has assigned: who would have computed it first by its backlog and speed,
+        then a slot that is free or can be made so, then this turn's group. `avoid`: taken only if it is the only one.
+        """
+        best, least = -1, (True, math.inf, True)
+        for number in self._grouping.ring(self.turns, turn):
             worker = self._state.workers[number]
-            key = number == avoid, worker.backlog, not (worker.free or worker.idle)
+            key = number == avoid, (worker.backlog + 1) * worker.pace, not (worker.free or worker.idle)
             if key < least:
                 best, least = number, key
-                if key == (False, 0, False):
+                if key == (False, self._least_pace, False):
                     break
         return best
 
     def spread(self, visit: LayerVisit) -> int:
         """For an expert predicted for a layer of several rows: a worker that has no expert for the layers next to it,
-        as many as the workers can serve without any of them loading twice. A slot is taken until its layer. Of those
-        the one with the fewest of this layer's experts, then of prefetches, then the first from this turn's group on.
-        """
+        as many as the workers can serve without any of them loading twice, and more for a slow one. A slot is taken
+        until its layer. Of those the one with the fewest of this layer's experts for its speed, then of prefetches,
+        then the first from this turn's group on."""
         counts, workers = self._state.spread.setdefault(visit.due, Counter()), self._state.workers
         rows = sum(one.tokens for one in self._state.step.passes.values() if not one.prefill)
         experts = min(self._state.shape.experts, max(1, rows) * self._state.shape.top_k)
         turns = max(1, len(self.live) // experts)
 
-        ring = enumerate(self._grouping.ring(self.live, visit.turn))
-        best, farthest = -1, -1
-        for _, _, _, number in sorted([(counts.get(n, 0), workers[n].prefetches, place, n) for place, n in ring]):
-            distance = workers[number].distance(visit.due, turns)
-            if distance == turns:  # as far as counts, and nobody with less to load was
+        ring = enumerate(self._grouping.ring(self.turns, visit.turn))
+        best, farthest = -1, -1.0
+        for _, _, _, number in sorted([self._load_of(counts, number, place) for place, number in ring]):
+            worker = workers[number]
+            most = max(turns, round(turns * worker.pace))
+            distance = worker.distance(visit.due, most) / most
+            if distance == 1:  # as far as counts, and nobody with less to load was
                 return number
             if distance > farthest:
                 best, farthest = number, distance
         return best
+
+    def _load_of(self, counts: Counter[int], number: int, place: int) -> tuple[float, float, int, int]:
+        """The order in which `spread` asks workers."""
+        worker = self._state.workers[number]
+        return (counts.get(number, 0) + 1) * worker.pace, worker.prefetches * worker.pace, place, number
 
     def least_busy_host(self) -> Worker:
         return min((self._state.workers[number] for number in self.hosts), key=lambda w: (w.backlog, w.number))

@@ -74,6 +74,8 @@ class Scenario:
     prompt_s: float | None = None
     """Seconds in which all prompts are read. Nothing else of prefill is simulated then: slots are empty when decoding
     begins. None: it is simulated."""
+    speeds: tuple[float, ...] = ()
+    """How fast each worker loads and computes; 1 is the profile's. Empty: all are equal."""
     draft: int | str = 0
     """The shadow drafts: a decode pass has as many rows as there are drafts, at most this many; `auto`: chosen live."""
 
@@ -85,6 +87,13 @@ class Scenario:
         check(self.system)
         self._check_arrivals()
         self._check_draft()
+        if self.speeds and (
+            len(self.speeds) != self.worker_count or not all(0 < one < math.inf for one in self.speeds)
+        ):
+            given = ",".join(f"{speed:g}" for speed in self.speeds)
+            raise ConfigError(
+                f"--speeds is {given}; allowed: a number above 0 for each of {self.worker_count} workers, as 1,1,0.5"
+            )
         if self.group_size is not None and self.group_size > self.worker_count:
             raise ConfigError(f"--group-size is {self.group_size}; allowed: 1 to --workers ({self.worker_count})")
 
@@ -118,6 +127,10 @@ class Scenario:
     def worker_count(self) -> int:
         """How many workers there are."""
         return self.workers or self.profile.workers
+
+    def speed_of(self, worker: int) -> float:
+        """How fast it loads and computes; 1 is the profile's."""
+        return self.speeds[worker] if self.speeds else 1.0
 
     @property
     def group(self) -> int:

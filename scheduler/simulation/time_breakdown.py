@@ -37,6 +37,8 @@ class LoadTimes:
     """When the last computed expert had left the slot."""
     waiting: list[CallTimes]
     """Computations that wait for this load."""
+    full_s: float
+    """What a load in the full form takes on its worker."""
     share: float = 1.0
     """Its time divided by that of a load in the full form."""
     begun: float = -1.0
@@ -63,11 +65,10 @@ class CallTimes:
 class TimeBreakdown:
     """Adds up the main node's seconds by cause. `predicted`: whether the system has a predictor."""
 
-    def __init__(self, load_s: float, predicted: bool) -> None:
+    def __init__(self, predicted: bool) -> None:
         self.steps = 0
         """Steps that decode."""
         self._main = self._network = self._compute = self._load = self._shadow = 0.0
-        self._load_s = load_s
         self._predicted = predicted
 
     @property
@@ -111,7 +112,7 @@ class TimeBreakdown:
         times = call.load
         if not self._predicted or ready == call.arrives:
             return ready
-        early = times.freed + times.begun - times.received + self._load_s * times.share
+        early = times.freed + times.begun - times.received + times.full_s * times.share
         return min(max(early, call.arrives), ready)
 
 

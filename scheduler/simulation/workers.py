@@ -16,13 +16,15 @@ from scheduler.trace import Span
 class _Worker:
     """A worker or a host place."""
 
-    __slots__ = ("compute_s", "free", "freed", "loading", "queue", "restored", "slots")
+    __slots__ = ("compute_s", "free", "freed", "loading", "profile", "queue", "restored", "slots")
 
-    def __init__(self, slots: list[LoadTimes | None], compute_s: Callable[[int], float]) -> None:
+    def __init__(self, slots: list[LoadTimes | None], profile: Profile, compute_s: Callable[[int], float]) -> None:
         self.slots = slots
         """The load of each slot, in flight or over."""
         self.freed = [0.0] * len(slots)
         """The time at which the last computed expert left each slot."""
+        self.profile = profile
+        """Of its speed."""
         self.compute_s = compute_s
         """Seconds of a computation, by its number of rows."""
         self.queue: deque[LoadTimes] = deque()
@@ -35,7 +37,7 @@ class _Worker:
 
 def _host_load() -> LoadTimes:
     """Stands for all experts of a host place: a load that ended before the simulation began."""
-    return LoadTimes(t.Load(-1, 0, t.ExpertId(-1, -1), -1), 0.0, 0.0, [], begun=0.0, ended=0.0)
+    return LoadTimes(t.Load(-1, 0, t.ExpertId(-1, -1), -1), 0.0, 0.0, [], 0.0, begun=0.0, ended=0.0)
 
 
 class SimulatedWorkers:
@@ -68,14 +70,14 @@ class SimulatedWorkers:
         self._answered = answered
         self._stalled = stalled
         self._spans = spans
-        self._load_s = profile.load_s
         self._workers: list[_Worker] = []
         self._cause: CallTimes | None = None  # the computation whose answer is being handled
 
-    def join(self, slots: int, forms: tuple[t.FormCost, ...], largest: str = "") -> None:
-        """The next worker, numbered from 0. `largest`: the form for which its slots have room."""
-        profile, number = self._profile, len(self._workers)
-        self._workers.append(_Worker([None] * slots, profile.compute_s))
+    def join(self, slots: int, forms: tuple[t.FormCost, ...], largest: str = "", speed: float = 1.0) -> None:
+        """The next worker, numbered from 0. `largest`: the form for which its slots have room. `speed`: of its loads
+        and computations; 1 is the profile's."""
+        profile, number = self._profile if speed == 1 else self._profile.slow_down(1 / speed), len(self._workers)
+        self._workers.append(_Worker([None] * slots, profile, profile.compute_s))
         call_s, row_s = profile.device_costs
         call_s += profile.restore_s if largest else 0.0
         self._post(t.WorkerJoined(number, slots, profile.form_load_s(largest), call_s, row_s, forms))
@@ -83,7 +85,7 @@ class SimulatedWorkers:
     def join_host(self) -> None:
         """A host place. Raises ConfigError where the profile has no times for it."""
         profile, number = self._profile, len(self._workers)
-        self._workers.append(_Worker([_host_load()], profile.host_compute_s))
+        self._workers.append(_Worker([_host_load()], profile, profile.host_compute_s))
         self._post(t.WorkerJoined(number, 0, 0.0, *profile.host_costs))
 
     def _span(self, row: str, what: str, label: str, start: float, end: float) -> None:
@@ -94,7 +96,7 @@ class SimulatedWorkers:
 
     def load(self, command: t.Load) -> None:
         worker, slot = self._workers[command.worker], command.slot
-        worker.slots[slot] = load = LoadTimes(command, self._events.now, worker.freed[slot], [])
+        worker.slots[slot] = load = LoadTimes(command, self._events.now, worker.freed[slot], [], worker.profile.load_s)
         if command.form:
             load.share = self._profile.form_share(command.form)
         if worker.loading is None:
@@ -105,7 +107,7 @@ class SimulatedWorkers:
     def _begin_load(self, worker: _Worker, load: LoadTimes) -> None:
         worker.loading = load
         load.begun = now = self._events.now
-        self._events.at(now + self._load_s * load.share, self._on_loaded, load)
+        self._events.at(now + load.full_s * load.share, self._on_loaded, load)
 
     def _next_load(self, worker: _Worker) -> None:
         worker.loading = None
@@ -146,7 +148,7 @@ class SimulatedWorkers:
             worker.freed[command.slot] = now  # by the last of several passes that it has computed
         in_flight = worker.loading is load
         if in_flight:
-            now = load.begun + self._profile.ended_load_s(now - load.begun, load.share)
+            now = load.begun + worker.profile.ended_load_s(now - load.begun, load.share)
         if self._spans is not None:
             row = f"worker {command.worker}"
             if in_flight:
@@ -167,7 +169,7 @@ class SimulatedWorkers:
         rows = command.stop - command.start
         arrives = self._links.send_rows(now, rows)
         call = CallTimes(command, load, rows, now, arrives, self._cause)
-        if load is worker.loading and load.begun + self._load_s * load.share >= arrives:
+        if load is worker.loading and load.begun + load.full_s * load.share >= arrives:
             load.waiting.append(call)
         elif load.ended >= 0 and len(worker.slots) == 1:  # no other computation can come in between
             self._begin_compute(worker, call, arrives)
@@ -185,7 +187,7 @@ class SimulatedWorkers:
         lasts_s = worker.compute_s(call.rows)
         if call.load.command.form and worker.restored is not call.load:
             worker.restored = call.load
-            lasts_s += self._profile.restore_s
+            lasts_s += worker.profile.restore_s
         call.end = worker.free = end = start + lasts_s
         self._events.at(end, self._on_computed, call)
 

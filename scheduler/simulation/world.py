@@ -46,7 +46,7 @@ class World:
         self.core = core
         self.events = EventHeap()
         self.queue = RequestQueue(arrivals, scenario.parallel, scenario.prefill_chunk, scenario.block)
-        self.breakdown = TimeBreakdown(profile.load_s, system.predictor != "none")
+        self.breakdown = TimeBreakdown(system.predictor != "none")
         self.tokens = 0
         """Of all answers so far."""
         self._until = 0  # tokens of all answers, when `run` returns
@@ -90,7 +90,7 @@ class World:
         scenario = self._scenario
         for number in range(scenario.worker_count):
             costs = scenario.costs_of(number)
-            self._workers.join(scenario.slots, costs, scenario.largest_form(costs))
+            self._workers.join(scenario.slots, costs, scenario.largest_form(costs), scenario.speed_of(number))
         if scenario.host:
             self._workers.join_host()
         if scenario.system.predictor == "sep":

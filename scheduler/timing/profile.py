@@ -125,11 +125,11 @@ class Profile:
             piece_s = self.load_piece_s * load_s / self.load_s if self.load_s else 0.0
             yield replace(self, load_s=load_s, load_piece_s=piece_s, shadow_layer_s=shadow_layer_s, fits=())
 
-    def slow_down(self, times: int) -> Profile:
+    def slow_down(self, times: float) -> Profile:
         """The same testbed with everything `times` times slower. Ratios stay the same."""
         return replace(
             self,
-            name=f"{self.name}@{times}",
+            name=f"{self.name}@{times:g}",
             main_layer_s=self.main_layer_s * times,
             main_extra_s=self.main_extra_s * times,
             expert_s=self.expert_s * times,

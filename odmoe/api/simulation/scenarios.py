@@ -10,7 +10,7 @@ from odmoe.settings.bounds import check_experts, check_slots
 from odmoe.settings.simulate_settings import SimulateSettings
 from odmoe.settings.system_settings import CHOSEN, check_read
 from odmoe.settings.table import flag
-from odmoe.settings.units import AUTO_SLOTS
+from odmoe.settings.units import AUTO_SLOTS, parse_speeds
 from scheduler.alignment import Alignment
 from scheduler.errors import ConfigError
 from scheduler.eventlog.recording import Recording, read_recording
@@ -172,6 +172,7 @@ def _scenario(
         prefill_chunk=given.prefill_chunk,
         batch_dense=_as_recorded(given, recording, "batch_dense") is True,
         draft=_draft(given, recording, system),
+        speeds=parse_speeds(given.speeds),
     )
     asked = given.is_given("placement")
     if system.placement != "device" and (asked or needs_host(system)) and not scenario.host:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import statistics
 from collections import Counter
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scheduler.core.groups import RoundRobin
+from scheduler.core.groups import ALIKE, LEAST_S, PLACES, RoundRobin, weighted_ring
 from scheduler.errors import ConfigError
 
 WORKERS = st.lists(st.integers(0, 40), min_size=1, max_size=14, unique=True).map(sorted)
@@ -81,3 +82,61 @@ def test_prefill_on_the_papers_testbed_is_one_expert_a_worker() -> None:
 def test_a_group_needs_somebody(size: int) -> None:
     with pytest.raises(ConfigError, match=f"group-size is {size}; allowed: 1"):
         RoundRobin(size)
+
+
+# --- uneven workers ---------------------------------------------------------------------------------------------------
+
+COSTS = st.dictionaries(st.integers(0, 40), st.floats(0.01, 1.0), min_size=1, max_size=12)
+
+
+@given(WORKERS, st.floats(0.01, 1.0), st.data())
+def test_workers_that_measure_alike_take_turns_as_in_the_paper(
+    workers: list[int], cost: float, data: st.DataObject
+) -> None:
+    noise = st.floats(1.0, 1.1)
+    assert weighted_ring({worker: cost * data.draw(noise) for worker in workers}) == tuple(workers)
+
+
+def test_differences_that_are_shorter_than_a_measurement_do_not_count() -> None:
+    assert weighted_ring({0: 0.0003, 1: 0.0003 + LEAST_S, 2: 0.0002}) == (0, 1, 2)
+
+
+def test_half_the_speed_is_half_the_turns() -> None:
+    ring = weighted_ring({**dict.fromkeys(range(7), 0.01), 7: 0.02})
+    turns = Counter(ring)
+    assert {turns[worker] for worker in range(7)} == {2 * turns[7]}
+
+
+def test_a_worker_that_is_not_known_counts_as_the_median() -> None:
+    assert weighted_ring({0: 0.0, 1: 0.0}) == (0, 1)
+    turns = Counter(weighted_ring({0: 0.0, 1: 0.01, 2: 0.01, 3: 0.02}))
+    assert turns[0] == turns[1] == turns[2] == 2 * turns[3]
+
+
+@given(COSTS)
+def test_turns_go_by_speed_and_nobody_is_left_out(costs: dict[int, float]) -> None:
+    """Within the quarter to which speeds are rounded, and the bounds at both ends."""
+    turns, median = Counter(weighted_ring(costs)), statistics.median(costs.values())
+    assert set(turns) == set(costs)
+    if set(turns.values()) == {1}:
+        return
+    for worker, cost in costs.items():
+        speed = min(max(1 / PLACES, median / cost), PLACES)
+        assert abs(turns[worker] / PLACES - speed) <= 1 / 8 or 1 / ALIKE <= speed <= ALIKE
+
+
+@given(COSTS)
+def test_a_worker_s_turns_are_spread_over_the_ring(costs: dict[int, float]) -> None:
+    """Between two turns of a worker lie at most twice as many as there would be if they were equally far apart."""
+    ring = weighted_ring(costs)
+    for worker, count in Counter(ring).items():
+        places = [place for place, one in enumerate(ring) if one == worker]
+        gaps = [after - before for before, after in zip(places, [*places[1:], places[0] + len(ring)], strict=True)]
+        assert max(gaps) <= 2 * len(ring) / count
+
+
+@given(COSTS, st.integers(1, 8), st.integers(0, 5_000))
+def test_a_group_of_uneven_workers_has_each_of_them_once(costs: dict[int, float], size: int, turn: int) -> None:
+    placement, ring = RoundRobin(size), weighted_ring(costs)
+    assert sorted(placement.ring(ring, turn)) == sorted(costs)
+    assert len({*placement.group(ring, turn)}) == min(size, len(costs))

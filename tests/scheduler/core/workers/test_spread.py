@@ -23,20 +23,29 @@ def searched(table: WorkerTable, visit: LayerVisit) -> int:
     rows = sum(one.tokens for one in state.step.passes.values() if not one.prefill)
     experts = min(state.shape.experts, max(1, rows) * state.shape.top_k)
     turns = max(1, len(table.live) // experts)
+    paces = {n: len(table.turns) / table.turns.count(n) / len(table.live) for n in table.live}
 
-    def rank(number: int) -> tuple[int, int, int]:
+    def rank(number: int) -> tuple[float, float, float]:
         worker = state.workers[number]
+        pace = paces[number]
+        most = max(turns, round(turns * pace))
         dues = [demand.visit.due for demand in worker.queue if not demand.confirmed and not demand.visit.request.absent]
         dues += [user.visit.due for entry in worker.slots if entry is not None for user in entry.users]
-        distance = min((abs(due - visit.due) for due in dues), default=turns)
-        return -min(turns, distance), counts.get(number, 0), worker.prefetches
+        distance = min((abs(due - visit.due) for due in dues), default=most)
+        return -min(most, distance) / most, (counts.get(number, 0) + 1) * pace, worker.prefetches * pace
 
-    return min(table._grouping.ring(table.live, visit.turn), key=rank)
+    return min(table._grouping.ring(table.turns, visit.turn), key=rank)
 
 
-@pytest.mark.parametrize(("requests", "draft", "workers"), [(3, 0, 8), (2, 3, 8), (1, 4, 16), (2, 0, 24)])
+UNEVEN = (1.0, 1.0, 0.5, 1.0, 2.0, 1.0, 0.25, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("requests", "draft", "workers", "speeds"),
+    [(3, 0, 8, ()), (2, 3, 8, ()), (1, 4, 16, ()), (2, 0, 24, ()), (2, 3, 8, UNEVEN), (2, 0, 24, UNEVEN * 3)],
+)
 def test_the_worker_with_least_to_load(
-    requests: int, draft: int, workers: int, monkeypatch: pytest.MonkeyPatch
+    requests: int, draft: int, workers: int, speeds: tuple[float, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found: list[tuple[int, int]] = []
     spread = WorkerTable.spread
@@ -48,7 +57,7 @@ def test_the_worker_with_least_to_load(
         return found[-1][0]
 
     monkeypatch.setattr(WorkerTable, "spread", watched)
-    scenario = Scenario(SMALL, tokens=24, requests=requests, draft=draft, workers=workers)
+    scenario = Scenario(SMALL, tokens=24, requests=requests, draft=draft, workers=workers, speeds=speeds)
     simulate_requests(scenario, random_arrivals(scenario, 0.9))
     assert len(found) > 100
     assert [worker for worker, _ in found] == [wanted for _, wanted in found]
