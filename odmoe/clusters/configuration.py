@@ -14,7 +14,7 @@ from checkpoint.store import ExpertStore
 from main_node.shape import model_shape
 from odmoe.clusters.devices import check_devices
 from odmoe.clusters.memory.budget import MemoryBudget, memory_budget, rows_at_once, rows_travel
-from odmoe.clusters.memory.slots import slot_memory
+from odmoe.clusters.memory.slots import SHARE, WORKERS_SHARE, slot_memory
 from odmoe.settings.declarations import CUDA
 from odmoe.settings.settings import Settings
 from odmoe.settings.units import AUTO_SLOTS, parse_memory
@@ -111,8 +111,9 @@ def resources(settings: Settings, store: ExpertStore, workers_here: int | None =
     expert if the residency keeps them all. If experts are loaded in a smaller form, more of them fit, less the memory
     to restore one. See `_slot_room`.
 
-    With --slots auto a worker has two slots where the residency keeps nothing and there is memory for both: it loads
-    into one while it computes in the other. Where the host computes every expert it has one, unless they are given.
+    With --slots auto a cache has as many as the memory holds. Where the residency keeps nothing, a worker has two if
+    there is memory for both: it loads into one while it computes in the other. Where the host computes every expert it
+    has one, unless they are given.
     `workers_here`: those that share this machine's memory; None: all.
 
     The settings have the precision in effect (`with_precision`). Raises ConfigError if not even one fits, LaunchError
@@ -123,15 +124,22 @@ def resources(settings: Settings, store: ExpertStore, workers_here: int | None =
         slots = _slots_in(memory, settings, store, forms)
         if settings.slots == "auto" and not caches(settings.system_config):
             slots = min(slots, AUTO_SLOTS)
-    elif settings.slots == "auto" and not caches(settings.system_config):
-        room = slot_memory(_device(settings), workers_here or settings.workers)
-        room -= _restoring_bytes(settings, store, forms)
-        slots = AUTO_SLOTS if room >= AUTO_SLOTS * max(map(store.manifest.form_bytes, forms)) else 1
+    elif settings.slots == "auto" and not keeps_all(settings.system_config):
+        slots = _slots_in_free_memory(settings, store, forms, workers_here or settings.workers)
     else:
         slots = _given_slots(settings, store)
     if needs_host(settings.system_config) and not settings.slots_given:
         slots = 1  # a worker has at least one, and nothing is loaded into it
     return Resources(workers, slots, forms, _full_slots(settings, store, slots))
+
+
+def _slots_in_free_memory(settings: Settings, store: ExpertStore, forms: tuple[str, ...], workers_here: int) -> int:
+    """Slots of each of the workers on this machine, with --slots auto: at least one."""
+    cached = caches(settings.system_config)
+    share = WORKERS_SHARE if cached and settings.uses_existing_ray else SHARE
+    room = slot_memory(_device(settings), workers_here, share) - _restoring_bytes(settings, store, forms)
+    most = _share(settings, store) if cached else AUTO_SLOTS
+    return max(1, min(most, room // max(map(store.manifest.form_bytes, forms))))
 
 
 def with_precision(settings: Settings, store: ExpertStore) -> Settings:
@@ -188,8 +196,9 @@ def _nothing_left(budget: MemoryBudget, settings: Settings, needed: int) -> str:
 
 
 def _share(settings: Settings, store: ExpertStore) -> int:
-    """Experts of each worker if all stay."""
-    return -(-sum(len(layer.blobs) for layer in store.manifest.layers.values()) // settings.workers)
+    """Experts of each worker if all stay; all experts if the number of workers is not known."""
+    workers = settings.workers if settings.workers_given else 1
+    return -(-sum(len(layer.blobs) for layer in store.manifest.layers.values()) // workers)
 
 
 def _given_slots(settings: Settings, store: ExpertStore) -> int:

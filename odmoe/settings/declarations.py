@@ -300,7 +300,7 @@ class Declarations(SystemSettings):
     slots: Slots = setting(
         1,
         SLOTS,
-        "Experts that a worker has room for; auto: 2 with --residency none and enough free memory, else 1",
+        "Experts that a worker has room for; auto: all that fit for a cache, 2 with --residency none",
         heading="Memory",
         metavar="N",
         fixed="running",

@@ -116,7 +116,11 @@ MIB = 1 << 20
     [
         (1 << 40, {}, None, 2),
         (1 << 40, {"system": "fully-cached"}, None, 8),  # a slot for every expert, whatever the memory
-        (1 << 40, {"residency": "lru"}, None, 1),
+        (1 << 40, {"residency": "lru"}, None, 8),  # all of the model's 64 experts, an eighth each
+        (1 << 40, {"residency": "lru", "cluster": "auto"}, 1, 64),
+        (22 * MIB, {"residency": "lru", "workers": 1}, None, 17),  # half of it
+        (20 * MIB, {"residency": "lru", "cluster": "auto"}, 2, 12),  # 80 % of it, for each of two half of that
+        (0, {"residency": "lru"}, None, 1),
         (22 * MIB, {}, None, 2),  # half of it for 16 of the demo model's experts of 0.66 MB
         (20 * MIB, {}, None, 1),
         (20 * MIB, {"workers": 2}, None, 2),

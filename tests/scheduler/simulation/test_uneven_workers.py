@@ -21,7 +21,7 @@ def decode_speed(speeds: tuple[float, ...], requests: int) -> float:
 @pytest.mark.parametrize("requests", [1, pytest.param(3, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     "speeds",
-    [EQUAL[:7] + (0.5,), (0.25, *EQUAL[1:]), (1.0, 1.0, 0.5, 0.5, 1.0, 1.0, 0.5, 0.5), (*EQUAL[:3], 2.0, *EQUAL[4:])],
+    [(*EQUAL[:7], 0.5), (0.25, *EQUAL[1:]), (1.0, 1.0, 0.5, 0.5, 1.0, 1.0, 0.5, 0.5), (*EQUAL[:3], 2.0, *EQUAL[4:])],
     ids=["half", "quarter", "four at half", "twice"],
 )
 def test_a_slow_worker_costs_little_more_than_its_own_share(speeds: tuple[float, ...], requests: int) -> None:
