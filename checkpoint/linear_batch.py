@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from checkpoint.coroutine import Coroutine, in_coroutine, suspend
+from checkpoint.coroutine import in_coroutine, suspend
 from checkpoint.kernels import EXACT, SHARED_ROWS, KernelLinear, Linear
 
 T = TypeVar("T")
@@ -146,26 +146,3 @@ def meeting(calls: Iterable[LinearCall]) -> list[int]:
     waiting = list(calls)
     first = min(waiting, key=lambda call: call.module.place).module
     return [number for number, call in enumerate(waiting) if call.module is first]
-
-
-def run_together(passes: Sequence[Coroutine[T]], exact: bool = False) -> list[T]:
-    """Run passes that stop at linear layers only, from their beginning to their end. Returns their results.
-
-    `exact`: see `multiply`. Enter `torch.inference_mode()` around it. Raises what the first pass to fail raises; the
-    others are given up.
-    """
-    waiting: dict[int, LinearCall] = {}
-
-    def resume(number: int, value: torch.Tensor | None) -> None:
-        stopped = passes[number].resume(value)
-        if not passes[number].ended:
-            waiting[number] = stopped
-
-    for number in range(len(passes)):
-        resume(number, None)
-    while waiting:
-        numbers = list(waiting)
-        met = [numbers[index] for index in meeting(waiting.values())]
-        for number, output in zip(met, multiply([waiting.pop(number) for number in met], exact), strict=True):
-            resume(number, output)
-    return [one.result for one in passes]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
 
@@ -33,6 +32,3 @@ class CallReader(Protocol):
 
     def end(self, closed: bool) -> list[CallPiece]:
         """What the end of the text completes. `closed`: the model has ended it; else it was cut."""
-
-
-MakeReader = Callable[[], CallReader]

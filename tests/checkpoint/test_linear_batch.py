@@ -12,7 +12,8 @@ from torch.nn import functional
 from checkpoint import kernels, linear_batch
 from checkpoint.coroutine import Coroutine
 from checkpoint.kernels import Linear
-from checkpoint.linear_batch import BatchLinear, LinearCall, batch_linear, keeps_bits, meeting, multiply, run_together
+from checkpoint.linear_batch import BatchLinear, LinearCall, batch_linear, keeps_bits, meeting, multiply
+from support.nodes.passes_together import run_together
 
 
 def random(*shape: int, seed: int = 0) -> torch.Tensor:

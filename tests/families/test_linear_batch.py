@@ -13,7 +13,8 @@ import torch
 from checkpoint import family as families
 from checkpoint import linear_batch
 from checkpoint.coroutine import Coroutine
-from checkpoint.linear_batch import LinearCall, batch_linear, run_together
+from checkpoint.linear_batch import LinearCall, batch_linear
+from support.nodes.passes_together import run_together
 
 PROMPTS = [[5, 17, 3, 88, 41, 9, 9, 60, 2, 71, 33, 12], [70, 2, 35, 35, 80], [14, 6, 91, 57, 23, 44, 8]]
 NEXT = [[31, 4, 77], [62, 90, 11], [28, 50]]
