@@ -30,7 +30,7 @@ from support.simulated.threads import SimulatedRuntime
 from wire.base import Channel, Handler
 
 JOIN_S = 3.0
-ANSWER_S, SHADOW_S, WORKER_S = 2.0, 1.5, 3.0
+ANSWER_S, SHADOW_S, WORKER_S, PREDICTIONS_S = 2.0, 1.5, 3.0, 2.0
 """The waits of the nodes, shorter than they are set: else most of a world's time is beats."""
 
 
@@ -58,7 +58,7 @@ class World:
         return [*self.workers, *([self.shadow] if self.shadow else [])]
 
     def run(self, play: Callable[[World], object]) -> int:
-        """Start all nodes, `play`, close the main node. Returns a hash of all that was done and when."""
+        """Start all nodes and `play`, on a thread of no node. Returns a hash of all that was done and when."""
         with _installed(self.baton):
             self.baton.run(lambda: self._play(play))
         return self.baton.trace
@@ -68,7 +68,6 @@ class World:
             host.start()
         self.in_main("main", self._start)
         play(self)
-        self.in_main("close", self._close)
 
     def in_main(self, name: str, call: Callable[[], object], within_s: float = 60.0) -> None:
         """Run something on a thread of the main node's process, to its end."""
@@ -91,7 +90,8 @@ class World:
     def _to(self, host: Host) -> Callable[[Handler], Channel]:
         return lambda handler: connect(self.baton, host.address, self.main_process, host.name, handler)
 
-    def _close(self) -> None:
+    def close(self) -> None:
+        """The main node ends in order."""
         self.reconnector.close()
         self.main.close()
 
@@ -115,6 +115,7 @@ def _installed(baton: Baton) -> Iterator[None]:
             "worker_node.node.device_costs": lambda *_: (4e-4, 1e-5),
             "worker_node.session.host_name": name,
             "main_node.node.load_dense": dense,
+            "main_node.node.LAST_PREDICTIONS_S": PREDICTIONS_S,
             "odmoe.clusters.nodes.Waits": partial(Waits, answer_s=ANSWER_S, shadow_s=SHADOW_S),
         }
         for what, instead in patches.items():

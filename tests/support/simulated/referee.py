@@ -1,0 +1,187 @@
+"""Plays a plan and judges what the clients and the nodes say.
+
+Each answer is what Transformers gives, or ends with an error of our tree; none is open longer than the bound after its
+last progress; afterwards nothing is left of any request; and once all faults have ended, a right answer comes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from odmoe.settings.settings import Settings
+from scheduler import types as t
+from scheduler.errors import ODMoEError
+from support.simulated.baton import Task, Violation
+from support.simulated.hosts import Host, Made
+from support.simulated.plan import FAULTS, PROMPTS, TOKENS, Client, Fault, Plan, Played, heal
+from support.simulated.world import ANSWER_S, PREDICTIONS_S, WORKER_S, Answered, World
+
+BOUND_S = WORKER_S + 3 * ANSWER_S + PREDICTIONS_S + 1.0
+"""From the last progress to the end: `Deadlines.stall_s`, the wait for the last predictions, and a second for looks
+and for turns."""
+LOOK_S = 0.25
+IDLE_S = 8.0
+"""Until nothing is left: threads end when they have had nothing to do for 5 s."""
+
+
+class Referee:
+    """Of one world. `answers`: by prompt, what Transformers gives."""
+
+    def __init__(self, plan: Plan, made: Made, model: str, answers: Mapping[int, Sequence[int]]) -> None:
+        self.plan, self._answers = plan, answers
+        fields = dict(plan.settings)
+        settings = Settings(
+            model=model, loader="disk", threads=1, worker_wait=WORKER_S, check_loads="all", queue=8, **fields
+        )
+        self.world = World(plan.seed, made, settings, plan.preempt)
+        self._baton = self.world.baton
+        self._progress = self._last_progress = 0.0
+        self._frozen_until = 0.0
+        self._open: dict[str, float] = {}
+        """Client -> when it last got something."""
+        self._tokens = 0
+        self._errors: list[str] = []
+
+    def play(self) -> Played:
+        """Raises Violation."""
+        try:
+            trace = self.world.run(lambda world: self._play())
+        except Violation as error:
+            raise Violation(f"{error}\n{self.plan}") from error
+        baton = self._baton
+        return Played(self.plan, trace, self._tokens, self._errors, baton.now - 1000.0, baton.switches)
+
+    def _play(self) -> None:
+        world, baton, plan = self.world, self._baton, self.plan
+        outside = baton.current
+        assert outside is not None
+        world.main.engine.add_observer(self)
+        tasks = [self._spawn_client(f"client {number}", one) for number, one in enumerate(plan.clients)]
+        for fault in plan.faults:
+            baton.spawn(fault.kind, outside.process, lambda fault=fault: self._act(fault))
+        for host in world.hosts:
+            baton.spawn("supervisor", outside.process, lambda host=host: self._supervise(host))
+        baton.sleep(plan.heals_s)
+        heal(world)
+        self._await(tasks)
+        self._nothing_left()
+        last = self._spawn_client("client after", Client(0.0, 0, 4, "end", 0), must=True)
+        self._await([last])
+        self._nothing_left()
+        world.in_main("close", world.close)
+        self._no_threads()
+
+    # --- faults -----------------------------------------------------------------------------------------------------
+
+    def _act(self, fault: Fault) -> None:
+        self._baton.sleep(fault.at_s)
+        hosts = self.world.hosts
+        host = hosts[fault.host % len(hosts)]
+        FAULTS[fault.kind](self.world, host, fault)
+        self._baton.wake_all(host.address.there.waiting)
+        self._baton.wake_all(host.address.back.waiting)
+        if fault.kind == "main frozen":
+            self._note()
+
+    def _supervise(self, host: Host) -> None:
+        while True:
+            self._baton.sleep(self.plan.restart_s)
+            if host.address.process is None:
+                host.start()
+
+    # --- clients ----------------------------------------------------------------------------------------------------
+
+    def _spawn_client(self, name: str, client: Client, must: bool = False) -> Task:
+        return self._baton.spawn(name, self.world.main_process, lambda: self._visit(name, client, must))
+
+    def _visit(self, name: str, client: Client, must: bool) -> None:
+        self._baton.sleep(client.at_s)
+        got = Answered()
+        self._open[name] = self._baton.now
+        try:
+            self._ask(name, client, got)
+        except Exception as error:  # noqa: BLE001 - judged below
+            got.error = error
+        del self._open[name]
+        self._judge(name, client, got, must)
+
+    def _ask(self, name: str, client: Client, got: Answered) -> None:
+        answer: Any = self.world.main.generate(list(PROMPTS[client.prompt]), client.tokens, ignore_eos=True)
+        if client.fate == "cancel":
+            self._baton.spawn("leaves", self.world.main_process, lambda: self._cancel(answer, client))
+        for step in answer:
+            self._open[name] = self._baton.now
+            if step.token_id is not None:
+                got.tokens.append(step.token_id)
+            got.report = step.report
+            if client.fate in ("close", "drop") and len(got.tokens) >= client.leaves:
+                if client.fate == "close":
+                    answer.close()
+                del answer
+                return
+
+    def _cancel(self, answer: Any, client: Client) -> None:
+        self._baton.sleep(0.03 * client.leaves)
+        answer.cancel()
+
+    def _judge(self, name: str, client: Client, got: Answered, must: bool) -> None:
+        expected = list(self._answers[client.prompt][: client.tokens])
+        self._tokens += len(got.tokens)
+        self._baton.trace = hash((self._baton.trace, *got.tokens))
+        if got.tokens != expected[: len(got.tokens)]:
+            raise Violation(f"{name} got {got.tokens} in place of {expected}")
+        error = got.error
+        if error is None:
+            if client.fate == "end" and got.tokens != expected:
+                raise Violation(f"{name} got {got.tokens} of {expected}, and no error")
+            return
+        if not isinstance(error, ODMoEError):
+            raise Violation(f"{name} got {error!r}, which is not of our tree") from error
+        self._errors.append(f"{type(error).__name__}: {error}")
+        if "defect" in str(error):
+            raise Violation(f"{name} got an error that calls itself a defect: {error}")
+        if must or (self.plan.is_harmless and client.fate == "end"):
+            raise Violation(f"{name} got no answer, though nothing was wrong: {type(error).__name__}: {error}")
+
+    # --- what may not be --------------------------------------------------------------------------------------------
+
+    def on_handled(self, event: t.Event, now: float, commands: list[t.Command]) -> None:
+        """See `Observer`."""
+        core = self.world.main.engine.core
+        if isinstance(event, t.GateFired) or core.progress != self._progress:
+            self._progress = core.progress
+            self._note()
+
+    def _note(self) -> None:
+        self._last_progress = self._baton.now
+
+    def _await(self, tasks: list[Task]) -> None:
+        """The end of these clients, each within the bound after the last progress."""
+        while any(not task.ended for task in tasks):
+            self._baton.sleep(LOOK_S)
+            for name, since in self._open.items():
+                waited_s = self._baton.now - max(since, self._last_progress)
+                if waited_s > BOUND_S:
+                    raise Violation(f"{name} has waited {waited_s:.1f} s for anything; the bound is {BOUND_S:g} s")
+
+    def _nothing_left(self) -> None:
+        main, end = self.world.main, self._baton.now + IDLE_S
+        engine, core = main.engine, main.engine.core
+        while self._baton.now < end and not (engine.idle() and main.steps.idle()):
+            self._baton.sleep(LOOK_S)
+        left = {
+            "engine": not engine.idle(),
+            "steps": not main.steps.idle(),
+            "stats": dict(core.stats),
+            "places": main.admission.counts() != (0, 0),
+        }
+        if any(left.values()):
+            raise Violation(f"something is left of requests that have ended: {left}")
+        core.validate()
+
+    def _no_threads(self) -> None:
+        self._baton.sleep(IDLE_S)
+        left = [task.name for task in self._baton.alive() if task.process is self.world.main_process]
+        if left:
+            raise Violation(f"threads of the main node are left: {left}")
