@@ -21,6 +21,8 @@ BOUND_S = WORKER_S + 3 * ANSWER_S + PREDICTIONS_S + 1.0
 """From the last progress to the end: `Deadlines.stall_s`, the wait for the last predictions, and a second for looks
 and for turns."""
 LOOK_S = 0.25
+BACK_S = 20.0
+"""The longest pause of the reconnector after losses, 16 s, and an attempt."""
 IDLE_S = 8.0
 """Until nothing is left: threads end when they have had nothing to do for 5 s."""
 
@@ -66,8 +68,7 @@ class Referee:
         heal(world)
         self._await(tasks)
         self._nothing_left()
-        last = self._spawn_client("client after", Client(0.0, 0, 4, "end", 0), must=True)
-        self._await([last])
+        self._one_right_answer()
         self._nothing_left()
         world.in_main("close", world.close)
         self._no_threads()
@@ -179,6 +180,14 @@ class Referee:
         if any(left.values()):
             raise Violation(f"something is left of requests that have ended: {left}")
         core.validate()
+
+    def _one_right_answer(self) -> None:
+        """All faults have ended. A worker that was dropped for its outputs is a new process now. The main node learns of
+        it at its next attempt, and nobody waits for that: until then requests fail, by name."""
+        end = self._baton.now + BACK_S
+        while self.world.main.engine.peers.banned_workers() and self._baton.now < end:
+            self._baton.sleep(LOOK_S)
+        self._await([self._spawn_client("client after", Client(0.0, 0, 4, "end", 0), must=True)])
 
     def _no_threads(self) -> None:
         self._baton.sleep(IDLE_S)
