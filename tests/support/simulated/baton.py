@@ -26,7 +26,9 @@ class Killed(BaseException):
 
 
 class Violation(Exception):
-    """Something that must never happen has happened."""
+    """Something that must never happen has happened. `trace`: of its world, as far as that went."""
+
+    trace = 0
 
 
 class Process:

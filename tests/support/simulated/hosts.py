@@ -37,7 +37,7 @@ class Parts:
     reads_s: float = 0.0
     """A slow read takes so much longer."""
     computing: str = ""
-    """`error`, `die`, `never`, `slow`, `nan`: what computations do."""
+    """`error`, `die`, `never`, `slow`, `nan`, `huge`: what computations do."""
     deadly: frozenset[tuple[int, int]] = frozenset()
     """(layer, expert) at whose computation the process dies."""
     answers: str = ""
@@ -145,7 +145,8 @@ class FaultyWorker(Worker):
         if fault == "error":
             raise MemoryError("no memory for a computation")
         outputs = super().compute_together(messages, form)
-        return [torch.full_like(one, float("nan")) for one in outputs] if fault == "nan" else outputs
+        wrong = {"nan": float("nan"), "huge": 3e38}.get(fault)
+        return outputs if wrong is None else [torch.full_like(one, wrong) for one in outputs]
 
 
 class ShadowTime(RealPace):

@@ -72,12 +72,12 @@ class Pipe:
 
     def __init__(self, baton: Baton, way: Way) -> None:
         self._baton, self._way = baton, way
-        self._coming: deque[tuple[float, bytes | None | Exception]] = deque()
+        self._coming: deque[tuple[float, bytes | Exception | None]] = deque()
         self._bytes = 0
         self._free_at = 0.0
         self._broken: Exception | None = None
 
-    def write(self, data: bytes | None | Exception) -> None:
+    def write(self, data: bytes | Exception | None) -> None:
         """Waits while the window is full. What is written to a broken pipe is lost."""
         size = len(data) if isinstance(data, bytes) else 0
         while size and self._bytes and self._bytes + size > WINDOW_BYTES and self._broken is None:

@@ -15,6 +15,8 @@ PROMPTS: tuple[tuple[int, ...], ...] = ((5, 17, 3), (40, 2, 2, 9, 33, 21, 7), (1
 """The last one goes on as the first one's answer may: prompts that share a beginning are kept."""
 TOKENS = 10
 """Most of an answer."""
+LONG, STALL_S = 0.2, 9.0
+"""How many worlds are faulty for longer than any request may wait, which is about so long."""
 
 
 @dataclass(frozen=True)
@@ -166,13 +168,14 @@ FAULTS: dict[str, Act] = {
     "computing never ends": _parts(computing="never"),
     "computing slow": _parts(computing="slow"),
     "outputs not finite": _parts(computing="nan"),
+    "outputs enormous": _parts(computing="huge"),
     "answers lost": _parts(answers="lost"),
     "answers twice": _parts(answers="twice"),
     "answers late": _parts(answers="late"),
     "answers stale": _parts(answers="stale"),
     "answers with huge numbers": _parts(answers="huge"),
 }
-HARMLESS = {"frozen shadow", "link slow", "disk short", "computing slow", "answers twice", "answers stale"}
+HARMLESS = {"link slow", "disk short", "computing slow", "answers twice", "answers stale"}
 """They cost time, and no answer."""
 
 
@@ -199,17 +202,21 @@ def draw(seed: int) -> Plan:
     nodes = settings["workers"] + shadow
     kinds = list(FAULTS)
     faults = tuple(
-        Fault(rng.uniform(0.0, 0.4), rng.choice(kinds), rng.randrange(nodes), rng.uniform(0.05, 4.0), rng.randint(1, 5))
+        Fault(
+            rng.uniform(0.0, 0.25), rng.choice(kinds), rng.randrange(nodes), rng.uniform(0.05, 4.0), rng.randint(1, 5)
+        )
         for _ in range(rng.choice((0, 1, 1, 2, 3)))
     )
     heals = max((fault.at_s + fault.for_s for fault in faults), default=0.0) + rng.uniform(0.5, 4.0)
+    if rng.random() < LONG:
+        heals += 3 * STALL_S
     return Plan(seed, settings, rng.choice((0.0, 0.02, 0.2)), clients, faults, heals, rng.uniform(0.02, 1.0))
 
 
 def _client(rng: random.Random) -> Client:
     fate = rng.choice(("end", "end", "end", "end", "cancel", "close", "drop"))
     tokens = rng.randint(1, TOKENS)
-    return Client(rng.uniform(0.0, 0.2), rng.randrange(len(PROMPTS)), tokens, fate, rng.randint(0, tokens))
+    return Client(rng.uniform(0.0, 0.1), rng.randrange(len(PROMPTS)), tokens, fate, rng.randint(0, tokens))
 
 
 def heal(world: World) -> None:

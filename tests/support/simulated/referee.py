@@ -6,15 +6,16 @@ last progress; afterwards nothing is left of any request; and once all faults ha
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from odmoe.settings.settings import Settings
 from scheduler import types as t
-from scheduler.errors import ODMoEError
+from scheduler.errors import NonFiniteError, ODMoEError, RequestCancelledError
 from support.simulated.baton import Task, Violation
 from support.simulated.hosts import Host, Made
-from support.simulated.plan import FAULTS, PROMPTS, TOKENS, Client, Fault, Plan, Played, heal
+from support.simulated.plan import FAULTS, PROMPTS, Client, Fault, Plan, Played, heal
 from support.simulated.world import ANSWER_S, PREDICTIONS_S, WORKER_S, Answered, World
 
 BOUND_S = WORKER_S + 3 * ANSWER_S + PREDICTIONS_S + 1.0
@@ -50,7 +51,9 @@ class Referee:
         try:
             trace = self.world.run(lambda world: self._play())
         except Violation as error:
-            raise Violation(f"{error}\n{self.plan}") from error
+            told = Violation(f"{error}\n{self.plan}")
+            told.trace = self._baton.trace
+            raise told from error
         baton = self._baton
         return Played(self.plan, trace, self._tokens, self._errors, baton.now - 1000.0, baton.switches)
 
@@ -64,7 +67,10 @@ class Referee:
             baton.spawn(fault.kind, outside.process, lambda fault=fault: self._act(fault))
         for host in world.hosts:
             baton.spawn("supervisor", outside.process, lambda host=host: self._supervise(host))
-        baton.sleep(plan.heals_s)
+        self._await(tasks, baton.now + plan.heals_s)
+        lost = world.main.engine.peers.lost
+        if plan.is_harmless and lost:
+            raise Violation(f"{', '.join(lost)} was lost, though nothing was wrong: {self._why_lost()}")
         heal(world)
         self._await(tasks)
         self._nothing_left()
@@ -140,6 +146,10 @@ class Referee:
         if not isinstance(error, ODMoEError):
             raise Violation(f"{name} got {error!r}, which is not of our tree") from error
         self._errors.append(f"{type(error).__name__}: {error}")
+        if isinstance(error, NonFiniteError):
+            raise Violation(f"{name} is told that the model is wrong, which it is not: {error}")
+        if not (isinstance(error, RequestCancelledError) or "worker" in str(error)):
+            raise Violation(f"{name} is not told whose fault it is: {type(error).__name__}: {error}")
         if "defect" in str(error):
             raise Violation(f"{name} got an error that calls itself a defect: {error}")
         if must or (self.plan.is_harmless and client.fate == "end"):
@@ -154,12 +164,15 @@ class Referee:
             self._progress = core.progress
             self._note()
 
+    def _why_lost(self) -> str:
+        return "; ".join(self.world.main.engine.peers.membership.since(0)[1])
+
     def _note(self) -> None:
         self._last_progress = self._baton.now
 
-    def _await(self, tasks: list[Task]) -> None:
+    def _await(self, tasks: list[Task], until: float = math.inf) -> None:
         """The end of these clients, each within the bound after the last progress."""
-        while any(not task.ended for task in tasks):
+        while any(not task.ended for task in tasks) and self._baton.now < until:
             self._baton.sleep(LOOK_S)
             for name, since in self._open.items():
                 waited_s = self._baton.now - max(since, self._last_progress)
@@ -182,15 +195,19 @@ class Referee:
         core.validate()
 
     def _one_right_answer(self) -> None:
-        """All faults have ended. A worker that was dropped for its outputs is a new process now. The main node learns of
-        it at its next attempt, and nobody waits for that: until then requests fail, by name."""
+        """All faults have ended. A worker that was dropped for its outputs is a new process now. The main node learns
+        of it at its next attempt, and nobody waits for that: until then requests fail, by name."""
         end = self._baton.now + BACK_S
         while self.world.main.engine.peers.banned_workers() and self._baton.now < end:
             self._baton.sleep(LOOK_S)
         self._await([self._spawn_client("client after", Client(0.0, 0, 4, "end", 0), must=True)])
 
     def _no_threads(self) -> None:
-        self._baton.sleep(IDLE_S)
-        left = [task.name for task in self._baton.alive() if task.process is self.world.main_process]
+        end = self._baton.now + IDLE_S
+        while (left := self._threads()) and self._baton.now < end:
+            self._baton.sleep(LOOK_S)
         if left:
             raise Violation(f"threads of the main node are left: {left}")
+
+    def _threads(self) -> list[str]:
+        return [task.name for task in self._baton.alive() if task.process is self.world.main_process]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import gc
+import json
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -16,6 +17,8 @@ import torch
 
 import wire.runtime
 from checkpoint.dense import load_dense
+from checkpoint.family import whole_config
+from checkpoint.sizes.message_limits import message_limits
 from checkpoint.store import ExpertStore
 from main_node.engine.engine import Waits
 from main_node.engine.reconnector import keep_connected
@@ -38,6 +41,16 @@ ANSWER_S, SHADOW_S, WORKER_S, PREDICTIONS_S = 2.0, 1.5, 3.0, 2.0
 def _dense(path: Any, dtype: torch.dtype) -> Any:
     store = ExpertStore.open(path)
     return load_dense(store.dense, store.manifest.config, dtype, torch.device("cpu"))
+
+
+@cache
+def _config_of(fields: str) -> Any:
+    return whole_config(json.loads(fields))
+
+
+def _config(fields: dict[str, Any]) -> Any:
+    """To check one takes as long as a token."""
+    return copy.copy(_config_of(json.dumps(fields)))
 
 
 class World:
@@ -115,6 +128,8 @@ def _installed(baton: Baton) -> Iterator[None]:
             "worker_node.node.device_costs": lambda *_: (4e-4, 1e-5),
             "worker_node.session.host_name": name,
             "main_node.node.load_dense": dense,
+            "checkpoint.family.whole_config": _config,
+            "worker_node.node.message_limits": cache(message_limits),
             "main_node.node.LAST_PREDICTIONS_S": PREDICTIONS_S,
             "odmoe.clusters.nodes.Waits": partial(Waits, answer_s=ANSWER_S, shadow_s=SHADOW_S),
         }
