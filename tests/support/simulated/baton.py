@@ -236,8 +236,9 @@ class Baton:
             following = self._draw()
         except Violation as error:
             self.fail(error)
-            if me is None:
-                self._over.release()
+            if me is not None:
+                raise Killed from error
+            self._over.release()
         if following is not None and following is not me:
             self.current = following
             following.baton.release()

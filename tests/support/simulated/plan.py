@@ -15,7 +15,7 @@ PROMPTS: tuple[tuple[int, ...], ...] = ((5, 17, 3), (40, 2, 2, 9, 33, 21, 7), (1
 """The last one goes on as the first one's answer may: prompts that share a beginning are kept."""
 TOKENS = 10
 """Most of an answer."""
-LONG, STALL_S = 0.2, 9.0
+LONG, STALL_S = 0.5, 9.0
 """How many worlds are faulty for longer than any request may wait, which is about so long."""
 
 
@@ -201,16 +201,16 @@ def draw(seed: int) -> Plan:
     clients = tuple(_client(rng) for _ in range(rng.choice((1, 1, 2, 3))))
     nodes = settings["workers"] + shadow
     kinds = list(FAULTS)
-    faults = tuple(
-        Fault(
-            rng.uniform(0.0, 0.25), rng.choice(kinds), rng.randrange(nodes), rng.uniform(0.05, 4.0), rng.randint(1, 5)
-        )
-        for _ in range(rng.choice((0, 1, 1, 2, 3)))
-    )
+    faults = tuple(_fault(rng, kinds, nodes) for _ in range(rng.choice((0, 1, 1, 2, 3))))
     heals = max((fault.at_s + fault.for_s for fault in faults), default=0.0) + rng.uniform(0.5, 4.0)
     if rng.random() < LONG:
         heals += 3 * STALL_S
     return Plan(seed, settings, rng.choice((0.0, 0.02, 0.2)), clients, faults, heals, rng.uniform(0.02, 1.0))
+
+
+def _fault(rng: random.Random, kinds: list[str], nodes: int) -> Fault:
+    at_s, for_s = rng.uniform(0.0, 0.25), rng.uniform(0.05, 4.0)
+    return Fault(at_s, rng.choice(kinds), rng.randrange(nodes), for_s, rng.randint(1, 5))
 
 
 def _client(rng: random.Random) -> Client:

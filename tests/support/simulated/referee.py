@@ -24,6 +24,8 @@ and for turns."""
 LOOK_S = 0.25
 BACK_S = 20.0
 """The longest pause of the reconnector after losses, 16 s, and an attempt."""
+VALIDATED = 4
+"""In every so manieth world the core's books are counted anew after each event."""
 IDLE_S = 8.0
 """Until nothing is left: threads end when they have had nothing to do for 5 s."""
 
@@ -163,6 +165,8 @@ class Referee:
         if isinstance(event, t.GateFired) or core.progress != self._progress:
             self._progress = core.progress
             self._note()
+        if self.plan.seed % VALIDATED == 0:
+            core.validate()
 
     def _why_lost(self) -> str:
         return "; ".join(self.world.main.engine.peers.membership.since(0)[1])
@@ -204,10 +208,22 @@ class Referee:
 
     def _no_threads(self) -> None:
         end = self._baton.now + IDLE_S
-        while (left := self._threads()) and self._baton.now < end:
+        while (left := self._threads() + self._in_slots()) and self._baton.now < end:
             self._baton.sleep(LOOK_S)
         if left:
-            raise Violation(f"threads of the main node are left: {left}")
+            raise Violation(f"the main node is closed, and these are left: {left}")
+
+    def _in_slots(self) -> list[str]:
+        """Streams and experts that workers still hold."""
+        nodes: list[Any] = [host.address.node for host in self.world.hosts if host.address.node is not None]
+        held = [f"an expert in {node.name}" for node in nodes for one in _content(node) if one is not None]
+        return held + [f"a stream of {node.name}" for node in nodes for _ in node.sessions._open]
 
     def _threads(self) -> list[str]:
-        return [task.name for task in self._baton.alive() if task.process is self.world.main_process]
+        processes = [self.world.main_process, *(host.address.process for host in self.world.hosts)]
+        return [f"{task.process.name}: {task.name}" for task in self._baton.alive() if task.process in processes]
+
+
+def _content(node: Any) -> list[Any]:
+    """Of a worker's slots; a shadow has none."""
+    return list(node.slots._content) if hasattr(node, "slots") else []
