@@ -6,10 +6,12 @@ import copy
 import gc
 import json
 import logging
+import random
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import cache, partial
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -131,6 +133,7 @@ def _installed(baton: Baton) -> Iterator[None]:
             "checkpoint.family.whole_config": _config,
             "worker_node.node.message_limits": cache(message_limits),
             "main_node.node.LAST_PREDICTIONS_S": PREDICTIONS_S,
+            "odmoe.clusters.nodes.random": SimpleNamespace(Random=lambda _: random.Random(baton.random.random())),
             "odmoe.clusters.nodes.Waits": partial(Waits, answer_s=ANSWER_S, shadow_s=SHADOW_S),
         }
         for what, instead in patches.items():
