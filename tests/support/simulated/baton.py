@@ -142,6 +142,8 @@ class Baton:
                 task.run()
         except Killed:
             pass
+        except Violation as error:
+            self.fail(error)
         except BaseException as error:  # noqa: BLE001 - a thread of the product that dies is a violation
             if not self.ending:
                 text = "".join(traceback.format_exception(error))

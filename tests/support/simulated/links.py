@@ -45,8 +45,8 @@ class Ended(grpc.RpcError, grpc.Call):  # type: ignore[misc]  # gRPC's classes h
     def is_active(self) -> bool:
         return False
 
-    def time_remaining(self) -> None:
-        return None
+    def time_remaining(self) -> float:
+        return 0.0
 
     def cancel(self) -> None:
         return None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from support.simulated.hosts import Host
@@ -202,6 +202,8 @@ def draw(seed: int) -> Plan:
     nodes = settings["workers"] + shadow
     kinds = list(FAULTS)
     faults = tuple(_fault(rng, kinds, nodes) for _ in range(rng.choice((0, 1, 1, 2, 3))))
+    if not faults:  # the last one comes after a while in which nothing is sent but beats
+        clients = (*clients[:-1], replace(clients[-1], at_s=clients[-1].at_s + 2.5))
     heals = max((fault.at_s + fault.for_s for fault in faults), default=0.0) + rng.uniform(0.5, 4.0)
     if rng.random() < LONG:
         heals += 3 * STALL_S

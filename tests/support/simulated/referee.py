@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from odmoe.settings.settings import Settings
@@ -66,9 +67,9 @@ class Referee:
         world.main.engine.add_observer(self)
         tasks = [self._spawn_client(f"client {number}", one) for number, one in enumerate(plan.clients)]
         for fault in plan.faults:
-            baton.spawn(fault.kind, outside.process, lambda fault=fault: self._act(fault))
+            baton.spawn(fault.kind, outside.process, partial(self._act, fault))
         for host in world.hosts:
-            baton.spawn("supervisor", outside.process, lambda host=host: self._supervise(host))
+            baton.spawn("supervisor", outside.process, partial(self._supervise, host))
         self._await(tasks, baton.now + plan.heals_s)
         lost = world.main.engine.peers.lost
         if plan.is_harmless and lost:
