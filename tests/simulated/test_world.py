@@ -13,8 +13,8 @@ from support.simulated.referee import BOUND_S
 from support.simulated.run import Stage
 from support.simulated.world import ANSWER_S, WORKER_S
 
-SEEDS, BLOCKS = 100, 5
-"""Of the fast suite: about 20 s of a core. `make world` plays more."""
+SEEDS, BLOCKS = 60, 5
+"""Of the fast suite: about 15 s of a core. `make world` plays more."""
 
 
 @pytest.fixture(scope="module")
@@ -52,12 +52,9 @@ def test_the_bound_is_that_of_the_nodes() -> None:
 FOUND_SOON = {
     "A1: a call that kills its worker never ends": 52,
     "A4: enormous outputs are taken": 31,
-    "messages of one bundle are turned round": 0,
     "nobody is told of a free place": 2,
     "a cancelled request is not forgotten": 2,
-    "a late or repeated answer is an error": 0,
     "prompts are kept by their lengths": 5,
-    "a lost worker's debts are not forgiven": 0,
 }
 """A defect, and a seed that finds it."""
 

@@ -129,7 +129,10 @@ DEFECTS: dict[str, Callable[[], list[Patch]]] = {
     "A4: enormous outputs are taken": lambda: [
         ("main_node.engine.output_checks.is_usable", "", lambda output: True),
     ],
-    "A5: a worker that never answers is not lost": lambda: [(OwedAnswers, "silent", lambda owed: [])],
+    "A5: a worker that never answers is waited for": lambda: [
+        (OwedAnswers, "silent", lambda owed: []),
+        (Deadlines, "_check_workers", _no_stall),
+    ],
     "C5: an error without its cause": lambda: [(Deadlines, "_reason", lambda deadlines: "the request ended")],
     "damaged loads are computed with": lambda: [("worker_node.loaders.load_checks.compare", "", lambda *_: None)],
     "a short read is taken for a whole one": lambda: [(DiskLoader, "load", _reads_once)],
