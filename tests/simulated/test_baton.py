@@ -6,6 +6,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -35,7 +36,7 @@ def on_both(program: Callable[[Any, Callable[[str], None]], None]) -> None:
         simulated: list[str] = []
         baton = Baton(seed, preempt=0.3)
         names: Any = SimulatedRuntime(baton)
-        baton.run(lambda names=names, simulated=simulated: program(names, simulated.append))
+        baton.run(partial(program, names, simulated.append))
         assert simulated == said
 
 

@@ -73,7 +73,7 @@ class Disks:
             return os.preadv(file, [buffers[0][: len(buffers[0]) // 2 & ~4095]], offset)
         got = os.preadv(file, buffers, offset)
         if fault == "damaged":
-            buffers[0][self._baton.random.randrange(min(got, 4096))] ^= 64
+            buffers[0][self._baton.random.randrange(min(got, 4096)) | 3] ^= 64  # the exponent of some number
         return got
 
 
