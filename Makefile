@@ -17,7 +17,7 @@ SHELL := bash
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help env packages demo test test-system test-slow figures format lint types stubs stubs-check lock dist clean python-check
+.PHONY: help env packages demo test world test-system test-slow figures format lint types stubs stubs-check lock dist clean python-check
 
 PIP_FLAGS := --disable-pip-version-check --no-input --root-user-action=ignore
 
@@ -46,6 +46,9 @@ test-system: env  ## the tests that start clusters: Ray, ssh, ten hosts, kills (
 
 test-slow: env  ## the slow tests: many cases of what the fast ones try a few of (27 minutes on two cores)
 	@$(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist worksteal -m slow
+
+world: env  ## the nodes' own code in simulated worlds with faults, drawn from seeds (SEEDS=1000, FIRST=0)
+	@PYTHONPATH=tests $(BIN)/python -m support.simulated.run --seeds $(or $(SEEDS),1000) --first $(or $(FIRST),0)
 
 figures: env  ## draw the papers' figures again, into results/figures (QUICK=1: small ones, in half an hour)
 	@$(BIN)/python -m scripts.figures $(if $(QUICK),--quick)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import threading
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ from dataclasses import dataclass
 from main_node.kept_prompts import KVKeeping
 from main_node.request import Request
 from scheduler.errors import DeadlineError, QueueFullError
+from wire import runtime
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class Admission:
     def __init__(self, sharing: Sharing, paused_s: Callable[[], float] = lambda: 0.0) -> None:
         self.parallel, self.queue = sharing.parallel, sharing.queue
         self._deadline_s, self._paused_s = sharing.launch_s, paused_s
-        self._changed = threading.Condition()
+        self._changed = runtime.Condition()
         self._open: set[Request] = set()
         self._waiting: deque[Request] = deque()
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import logging
-import queue
-import threading
 import weakref
 from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import dataclass
@@ -14,6 +12,7 @@ from main_node.report import Report
 from main_node.request import Request
 from scheduler.closing import Closing
 from scheduler.errors import ClusterError, RequestCancelledError, RequestFailedError
+from wire import runtime
 
 _log = logging.getLogger(__name__)
 
@@ -106,16 +105,16 @@ class TokenLoops:
     """
 
     def __init__(self) -> None:
-        self._dropped: queue.SimpleQueue[tuple[int, Generator[Step]] | None] = queue.SimpleQueue()
-        self._lock = threading.Lock()
-        self._thread: threading.Thread | None = None
+        self._dropped: runtime.SimpleQueue[tuple[int, Generator[Step]] | None] = runtime.SimpleQueue()
+        self._lock = runtime.Lock()
+        self._thread: runtime.Thread | None = None
 
     def add(self, answer: Answer, steps: Generator[Step]) -> None:
         """Close `steps` when nothing refers to `answer` any more."""
         weakref.finalize(answer, self._dropped.put, (answer.number, steps)).atexit = False
         with self._lock:
             if self._thread is None:
-                self._thread = threading.Thread(target=self._close_dropped, name="odmoe-answers", daemon=True)
+                self._thread = runtime.Thread(target=self._close_dropped, name="odmoe-answers", daemon=True)
                 self._thread.start()
 
     def _close_dropped(self) -> None:
@@ -132,5 +131,5 @@ class TokenLoops:
         self._dropped.put(None)
         with self._lock:
             thread = self._thread
-        if thread is not None and thread is not threading.current_thread():
+        if thread is not None and thread is not runtime.current_thread():
             thread.join(CLOSE_S)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -11,6 +10,7 @@ import torch
 
 from scheduler.drafts.length import MOST_DRAFTS, DraftLength, DraftLengths, Planned
 from scheduler.drafts.table import DraftTable
+from wire import runtime
 from wire.messages import Draft
 
 NGRAM = 3
@@ -46,7 +46,7 @@ class _ShadowDrafts:
 
     def __init__(self) -> None:
         self._table = DraftTable()
-        self._lock = threading.Lock()
+        self._lock = runtime.Lock()
 
     def on_decoded(self, tokens: Sequence[int]) -> bool | None:
         with self._lock:
@@ -95,7 +95,7 @@ class _PromptDrafts:
 class Drafts:
     """Of one request. Thread-safe. `lengths_lock`: of `Drafting`, since requests share what their lengths depend on."""
 
-    def __init__(self, drafter: _Drafter, length: DraftLength, lengths_lock: threading.Lock) -> None:
+    def __init__(self, drafter: _Drafter, length: DraftLength, lengths_lock: runtime.Lock) -> None:
         self._drafter, self._length, self._lock = drafter, length, lengths_lock
         self._rows = 1
         """Of the block under way."""
@@ -146,7 +146,7 @@ class Drafting:
         self._prompt = source is not None and source.prompt
         draft, late = (source.draft, source.late) if source else (0, False)
         self._lengths = DraftLengths(draft, late, experts, top_k)
-        self._lock = threading.Lock()
+        self._lock = runtime.Lock()
 
     def begin(self, prompt: Sequence[int], room: int) -> Drafts | None:
         """Of a new request; None where nothing is drafted. `room`: the most tokens of the answer."""

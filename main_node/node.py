@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import threading
-import time
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -46,6 +44,7 @@ from main_node.sources import Computing, PredictionSources, TextRules
 from main_node.steps import PassJob, Steps
 from scheduler import types as t
 from scheduler.errors import ConfigError, NonFiniteError
+from wire import runtime
 from wire.machine import processor_name
 
 LAST_PREDICTIONS_S = 10.0
@@ -113,7 +112,7 @@ class MainNode:
         self._current: _Current | None = None
         self._loops = TokenLoops()
         self._cache_bytes_max = 0
-        self._noting = threading.Lock()
+        self._noting = runtime.Lock()
         strategy, watch = engine.core.strategy, None
         if needs_watch(strategy) and drafts is not None:
             raise ConfigError("--draft needs a system whose policies read no scores of gates, such as od-moe; give 0")
@@ -219,7 +218,7 @@ class MainNode:
 
     def _steps(self, request: Request) -> Generator[Step]:
         """Open the request, run its token loop, close it."""
-        began = time.perf_counter()
+        began = runtime.perf_counter()
         with self.admission.place(request) as leave, self.engine.serving(request):
             with self._computing(request):
                 request.check_wanted()  # it may have been cancelled before the engine knew it
@@ -249,7 +248,7 @@ class MainNode:
         sequence, number = request.sequence, request.number
         lost_before = self.engine.pace.lost_s
         gained = self._read_prompt(request)
-        first = time.perf_counter()
+        first = runtime.perf_counter()
         carried = self.engine.token_traffic(number)
         shadow_wait_s = longest_s = 0.0
         last = first
@@ -260,20 +259,20 @@ class MainNode:
                 finish = self._finish(request, token)
                 step = step_of(request, token, finish)
                 if finish is not None:
-                    decode_s = time.perf_counter() - first - shadow_wait_s
+                    decode_s = runtime.perf_counter() - first - shadow_wait_s
                     lost_s = self.engine.pace.lost_s - lost_before
                     return step, finish, Times(first - began, decode_s, shadow_wait_s, longest_s, carried, lost_s)
-                shown = time.perf_counter()
+                shown = runtime.perf_counter()
                 yield step
-                self.engine.pace.on_paused(number, time.perf_counter() - shown)
+                self.engine.pace.on_paused(number, runtime.perf_counter() - shown)
             if len(sequence.tokens) == 1 and self._shadow is not None:
-                waited = time.perf_counter()
+                waited = runtime.perf_counter()
                 self._shadow.wait(self.launch_s, request.cancelled)
-                last = time.perf_counter()
+                last = runtime.perf_counter()
                 shadow_wait_s = last - waited
                 self.engine.pace.on_paused(number, shadow_wait_s)
             gained = self._decode(request, gained)
-            now = time.perf_counter()
+            now = runtime.perf_counter()
             longest_s, last = max(longest_s, now - last), now
 
     def _decode(self, request: Request, gained: tuple[int, ...]) -> tuple[int, ...]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -18,6 +17,7 @@ from main_node.engine.sequence import Sequence
 from main_node.logprobs import TokenLogprobs
 from main_node.prediction_filter import Window
 from scheduler.errors import RequestCancelledError, RequestFailedError
+from wire import runtime
 
 
 @dataclass(slots=True, eq=False)
@@ -39,7 +39,7 @@ class Request:
     """Where log-probabilities of the prompt are wanted."""
     drafts: Drafts | None = None
     """Of the next tokens, while it computes and where any are made. Thread-safe; whoever uses them reads this once."""
-    cancelled: threading.Event = field(default_factory=threading.Event)
+    cancelled: runtime.Event = field(default_factory=lambda: runtime.Event())
     """Set from any thread."""
     last_rows: dict[int, tuple[int, torch.Tensor]] = field(default_factory=dict)
     """By layer, for a predictor that learns: a position, and the gate's input from which it was predicted."""

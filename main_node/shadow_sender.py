@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Callable, Iterable
 
 from main_node.engine.peer import PeerHandler
@@ -11,6 +10,7 @@ from main_node.engine.peers import Peers
 from main_node.engine.sequence import Carrier
 from scheduler.errors import LinkError
 from wire import messages as w
+from wire import runtime
 from wire.serial import SerialThread
 
 _log = logging.getLogger(__name__)
@@ -29,7 +29,7 @@ class ShadowSender:
         self._threaded = threaded
         self._thread: SerialThread | None = None
         self._closed = False
-        self._closing = threading.Lock()
+        self._closing = runtime.Lock()
         """Held while the thread is started, and while `_closed` is set."""
 
     def send(self, make: Callable[[Carrier], Iterable[w.Message]]) -> None:

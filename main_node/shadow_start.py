@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import threading
-import time
 from collections.abc import Callable
 
 from scheduler.errors import LaunchError
+from wire import runtime
 
 LOOK_S = 0.1
 """Time between two checks whether a waiting answer was cancelled."""
@@ -19,9 +18,9 @@ class ShadowStart:
         """`join`: starts the shadow and connects it to the main node."""
         self._join = join
         self._error: Exception | None = None
-        self._thread = threading.Thread(target=self._run, name="shadow-start", daemon=True)
+        self._thread = runtime.Thread(target=self._run, name="shadow-start", daemon=True)
         self._begun = False
-        self._lock = threading.Lock()
+        self._lock = runtime.Lock()
 
     def begin(self) -> None:
         """Start, the first time."""
@@ -36,14 +35,14 @@ class ShadowStart:
         except Exception as error:  # noqa: BLE001 - raised by `wait`, in the thread that needs the shadow
             self._error = error
 
-    def wait(self, deadline_s: float, given_up: threading.Event | None = None) -> None:
+    def wait(self, deadline_s: float, given_up: runtime.Event | None = None) -> None:
         """Wait until the shadow has joined or `given_up` is set. Raises LaunchError."""
         self.begin()
-        end = time.monotonic() + deadline_s
-        while self._thread.is_alive() and time.monotonic() < end:
+        end = runtime.monotonic() + deadline_s
+        while self._thread.is_alive() and runtime.monotonic() < end:
             if given_up is not None and given_up.is_set():
                 return
-            self._thread.join(min(LOOK_S, max(0.0, end - time.monotonic())))
+            self._thread.join(min(LOOK_S, max(0.0, end - runtime.monotonic())))
         if self._thread.is_alive():
             raise LaunchError(f"the shadow was not ready within {deadline_s:g} s; try --shadow none")
         if self._error is not None:

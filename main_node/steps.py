@@ -7,8 +7,6 @@ one thread, the model's, starts a step with every pass that is there when the st
 from __future__ import annotations
 
 import contextlib
-import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 
@@ -19,6 +17,7 @@ from main_node.request import Request
 from scheduler import types as t
 from scheduler.emulation.clock import CREDIT_S
 from scheduler.errors import DeadlineError, RequestFailedError
+from wire import runtime
 
 GRACE_SHARE, GRACE_S = 0.1, 0.05
 """How long a step waits for the requests of the one before, whose clients have just got their tokens: a share of that
@@ -57,7 +56,7 @@ class PassJob:
         """Products were shared that may have lost the last bit by it."""
         self.gained: tuple[int, ...] = ()
         """The next tokens: one, none after a chunk that does not end the prompt, several after a block."""
-        self.ended = threading.Event()
+        self.ended = runtime.Event()
         self._forward, self._enter = forward, enter
         self._error: BaseException | None = None
         self._around = ExitStack()
@@ -109,8 +108,8 @@ class Steps:
         self._engine = engine
         self._deadline_s, self._chunk, self._batched = deadline_s, chunk, batched
         self._leave, self._on_step_ended = leave, on_step_ended
-        self._changed = threading.Condition()
-        self._thread: threading.Thread | None = None
+        self._changed = runtime.Condition()
+        self._thread: runtime.Thread | None = None
         self._ready: list[PassJob] = []
         self._busy = self._closed = False
         self._open: set[Request] = set()
@@ -155,7 +154,7 @@ class Steps:
         """Wait for the end of the model's thread, after `close` and after the end of whatever its step waits for."""
         with self._changed:
             thread = self._thread
-        if thread is not None and thread is not threading.current_thread():
+        if thread is not None and thread is not runtime.current_thread():
             thread.join(CLOSE_S)
 
     def run(self, job: PassJob) -> tuple[int, ...]:
@@ -182,7 +181,7 @@ class Steps:
 
     def _run_alone(self, job: PassJob) -> None:
         """On the request's own thread, whole."""
-        began = time.monotonic()
+        began = runtime.monotonic()
         try:
             with inference():
                 job.begin(job.tokens, 1)
@@ -210,7 +209,7 @@ class Steps:
     def _on_ended(self, jobs: list[PassJob], began: float) -> None:
         """A step has ended."""
         self._leave()
-        now = time.monotonic()
+        now = runtime.monotonic()
         with self._changed:
             self._busy = False
             for job in jobs:
@@ -226,7 +225,7 @@ class Steps:
 
     def _hand_in(self, job: PassJob) -> None:
         if self._thread is None:
-            thread = threading.Thread(target=self._run_steps, name="odmoe-steps", daemon=True)
+            thread = runtime.Thread(target=self._run_steps, name="odmoe-steps", daemon=True)
             thread.start()  # where the machine has no more threads, nothing is left behind
             self._thread = thread
         self._ready.append(job)
@@ -261,7 +260,7 @@ class Steps:
     def _run_steps(self) -> None:
         with inference():
             while jobs := self._form():
-                began = time.monotonic()
+                began = runtime.monotonic()
                 try:
                     self._run(jobs)
                 finally:
@@ -284,7 +283,7 @@ class Steps:
             return jobs
 
     def _grace_s(self) -> float:
-        return self._grace_end - time.monotonic() if self._expected else 0.0
+        return self._grace_end - runtime.monotonic() if self._expected else 0.0
 
     def _choose_jobs(self) -> list[PassJob]:
         """All that are ready, but no more of prompts than a chunk while others are answered. The first prompt is read

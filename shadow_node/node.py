@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import queue
-import threading
 
 from checkpoint.devices.inference import inference
 from checkpoint.devices.names import accelerator_name
@@ -15,6 +13,7 @@ from shadow_node.followed import Followed
 from shadow_node.model import ShadowModel
 from shadow_node.pace import Pace, RealPace
 from shadow_node.passes import Passes
+from wire import runtime
 from wire.base import Channel
 from wire.credit import message_bytes
 from wire.machine import host_name, processor_name
@@ -66,11 +65,11 @@ class _Session(Session):
         super().__init__(shadow.name, belongs, shadow.sessions, reply, shadow.pace.now, shadow.model.limits)
         self._shadow = shadow
         self._requests: dict[int, Followed] = {}
-        self._came: queue.SimpleQueue[tuple[float, Followed, Align | None]] = queue.SimpleQueue()
+        self._came: runtime.SimpleQueue[tuple[float, Followed, Align | None]] = runtime.SimpleQueue()
         """(when, request, its alignment; None: it was opened)."""
         self._came_bytes = 0
         """Of the alignments in `_came`."""
-        self._counting = threading.Lock()
+        self._counting = runtime.Lock()
         self._passes = Passes(shadow.model, shadow.pace, self)
         self._thread = SerialThread(f"{shadow.name}-passes", self.report)
 
@@ -188,7 +187,7 @@ class _Session(Session):
         while True:
             try:
                 at, followed, message = self._came.get_nowait()
-            except queue.Empty:
+            except runtime.Empty:
                 return
             self._shadow.pace.take(at)
             if message is not None:

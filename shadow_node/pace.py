@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import time
 from typing import Protocol
 
 from scheduler.emulation.clock import Cancellation, Emulation, SerialResource
+from wire import runtime
 
 
 class Pace(Protocol):
@@ -31,7 +31,7 @@ class RealPace:
     main_layer_s = 0.0
 
     def now(self) -> float:
-        return time.monotonic()
+        return runtime.monotonic()
 
     def take(self, at: float) -> None:
         pass

@@ -8,10 +8,10 @@ sent, however large.
 
 from __future__ import annotations
 
-import threading
 from collections import deque
 from collections.abc import Iterable
 
+from wire import runtime
 from wire.messages import MAX_MESSAGE_BYTES, Align, Compute, Evict, LocalTensor, Message, Tensor
 
 QUEUE_BYTES = MAX_MESSAGE_BYTES
@@ -85,7 +85,7 @@ class RowBudget:
         self.nbytes = 0
         """Received, and neither answered nor evicted."""
         self._held: dict[int, tuple[Compute, int]] = {}
-        self._lock = threading.Lock()
+        self._lock = runtime.Lock()
 
     def add(self, message: Compute) -> bool:
         """A computation has come. False, and not counted, if the main node exceeds its credit."""

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import threading
-
 from scheduler.errors import LinkError, ODMoEError
+from wire import runtime
 from wire.base import Channel, Handler, Node
 from wire.messages import Message
 
@@ -18,7 +17,7 @@ class _Pipe:
         self.receiver: Handler | None = None
         self.other: _Pipe | None = None
         self._closed = False
-        self._lock = threading.Lock()
+        self._lock = runtime.Lock()
 
     def send(self, *messages: Message) -> None:
         for message in messages:

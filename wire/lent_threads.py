@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import threading
-import time
 from collections import deque
 from collections.abc import Callable, Iterator
+
+from wire import runtime
 
 Job = Callable[[], object]
 
@@ -22,7 +22,7 @@ class LentThreads:
         self._jobs: deque[tuple[Job, Job]] = deque()
         self._lent = 0
         self._running = False
-        self._changed = threading.Condition(threading.Lock())
+        self._changed = runtime.Condition(runtime.Lock())
 
     @contextlib.contextmanager
     def lend(self) -> Iterator[None]:
@@ -52,12 +52,12 @@ class LentThreads:
 
     def run_until(self, done: Callable[[], bool], within_s: float) -> bool:
         """Run jobs until `done()`; `wake` has it asked again. False where that took longer."""
-        end = time.monotonic() + within_s
+        end = runtime.monotonic() + within_s
         with self._changed:
             while not done():
                 if self._jobs and not self._running:
                     self._run_next()
-                elif not self._changed.wait(end - time.monotonic()):
+                elif not self._changed.wait(end - runtime.monotonic()):
                     break
             if self._jobs:  # another waiting thread has to run them
                 self._changed.notify()

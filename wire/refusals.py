@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import logging
-import threading
-import time
 from collections import Counter
 
 from scheduler.errors import ODMoEError
+from wire import runtime
 
 QUIET_S = 10.0
 """How long a peer's failed attempts are taken together."""
@@ -32,11 +31,11 @@ class Refusals:
         self._counts: Counter[str] = Counter()
         self._logged: dict[tuple[str, str], float] = {}
         self._unlogged = 0
-        self._lock = threading.Lock()
+        self._lock = runtime.Lock()
 
     def say(self, address: str, error: ODMoEError) -> None:
         """`address`: of the peer, as it is to be shown."""
-        now, host = time.monotonic(), host_of(address)
+        now, host = runtime.monotonic(), host_of(address)
         key = host, str(error)
         with self._lock:
             if host in self._counts or len(self._counts) < MAX_CALLERS:

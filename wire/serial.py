@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import queue
-import threading
 from collections.abc import Callable
 from typing import Any
 
 from scheduler.errors import LinkError
+from wire import runtime
 from wire.lent_threads import LentThreads
 
 MAX_JOBS = 100_000
@@ -25,10 +24,10 @@ class SerialThread:
 
     def __init__(self, name: str, on_error: Callable[[Exception], None], lent: LentThreads | None = None) -> None:
         self._lent = lent
-        self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
+        self._jobs: runtime.SimpleQueue[_Job | None] = runtime.SimpleQueue()
         self._on_error = on_error
         self._closed = False
-        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread = runtime.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
     def submit(self, job: Callable[..., object], *args: Any) -> None:
@@ -54,7 +53,7 @@ class SerialThread:
         """Finish the running job, drop the others, stop. False if the thread did not stop in time."""
         self._closed = True
         self._jobs.put(None)
-        if threading.current_thread() is not self._thread:
+        if runtime.current_thread() is not self._thread:
             self._thread.join(deadline_s)
         return not self._thread.is_alive()
 

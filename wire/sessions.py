@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import threading
-import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
 from scheduler.errors import LinkError, ODMoEError, OtherMainNodeError, ProtocolError
 from scheduler.model_limits import ModelLimits
+from wire import runtime
 from wire.base import Channel, is_in_process
 from wire.bounds.check import Bounds
 from wire.handshake import check_hello
@@ -40,7 +39,7 @@ class Session(ABC):
         belongs: tuple[str, str],
         sessions: Sessions[Any],
         reply: Channel,
-        clock: Callable[[], float] = time.monotonic,
+        clock: Callable[[], float] = lambda: runtime.monotonic(),
         limits: ModelLimits | None = None,
     ) -> None:
         """`belongs` is the fingerprint and dtype of the store, which both sides must have. `limits`: of its model."""
@@ -50,7 +49,7 @@ class Session(ABC):
         self._clock = clock
         self._belongs = belongs
         self._sessions = sessions
-        self._lock = threading.Lock()
+        self._lock = runtime.Lock()
         self.peer: str = getattr(reply, "peer", "")
         """The other end's address. Empty within a process."""
         self.in_process = is_in_process(reply)
@@ -60,7 +59,7 @@ class Session(ABC):
         self._welcome = False
         self._over = False
         late = f"no Hello came within {HELLO_S:g} s; a stream begins with Hello"
-        self._deadline = threading.Timer(HELLO_S, self.expire, (late,))
+        self._deadline = runtime.Timer(HELLO_S, self.expire, (late,))
         self._deadline.daemon = True
 
     @abstractmethod
@@ -172,8 +171,8 @@ class Sessions(Generic[S]):
         self._open: dict[S, None] = {}
         """Oldest first."""
         self._served: S | None = None
-        self._lock = threading.Lock()
-        self._left = threading.Condition(self._lock)
+        self._lock = runtime.Lock()
+        self._left = runtime.Condition(self._lock)
 
     def add(self, session: S) -> S:
         """A stream was opened."""

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import threading
 from typing import NamedTuple
 
+from wire import runtime
 from wire.base import Channel
 from wire.messages import Message, Stamped
 
@@ -21,7 +21,7 @@ class MessageCounts:
     """One direction of a stream, by kind of message. Thread-safe."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = runtime.Lock()
         self._messages: dict[type, int] = {}
         self._nbytes: dict[type, int] = {}
 

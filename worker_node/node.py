@@ -8,7 +8,6 @@ hand-over per expert.
 from __future__ import annotations
 
 import math
-import threading
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -25,6 +24,7 @@ from checkpoint.tensors import received_tensor
 from scheduler.emulation.clock import Cancellation
 from scheduler.errors import ConfigError, ODMoEError, ProtocolError
 from scheduler.types import ExpertId
+from wire import runtime
 from wire.base import Channel
 from wire.messages import (
     AskUsage,
@@ -131,7 +131,7 @@ class Worker:
         """A thread that waits for a layer may load, too."""
         self.freed = [0.0] * slots
         """When each slot was freed last."""
-        self.loading = threading.Lock()
+        self.loading = runtime.Lock()
         """Held by the load under way: a lent thread may begin one while the worker's own is loading."""
         self.loads = 0
         self.bytes_loaded = 0
@@ -221,7 +221,7 @@ class _Session(ComputeSession):
         super().__init__(worker, reply)
         self._worker = worker
         self._occupancies: dict[int, _SlotOccupancy] = {}  # slot -> the expert that is in it, or on its way there
-        self._slots = threading.Lock()
+        self._slots = runtime.Lock()
         self._queued = 0
         """Computations that are ready and have not begun."""
         self._loading = SerialThread(f"{worker.name}-load", self.report, worker.lent)

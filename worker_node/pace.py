@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import time
 from typing import Protocol
 
 from scheduler.emulation.clock import Cancellation, Emulation, SerialResource
+from wire import runtime
 
 
 class Pace(Protocol):
@@ -53,19 +53,19 @@ class RealPace:
     restore_s = 0.0
 
     def now(self) -> float:
-        return time.monotonic()
+        return runtime.monotonic()
 
     def begin_load(self, at: float) -> float:
-        return time.monotonic()
+        return runtime.monotonic()
 
     def end_load(self, cancelled: Cancellation, share: float = 1.0) -> float:
-        return time.monotonic()
+        return runtime.monotonic()
 
     def begin_compute(self, at: float) -> float:
-        return time.monotonic()
+        return runtime.monotonic()
 
     def end_compute(self, rows: int, restored: bool = False) -> float:
-        return time.monotonic()
+        return runtime.monotonic()
 
 
 class WorkerPace:

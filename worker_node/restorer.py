@@ -6,8 +6,6 @@ restored expert is not written then.
 
 from __future__ import annotations
 
-import threading
-
 import torch
 
 from checkpoint.encoded_experts import EncodedExperts
@@ -18,6 +16,7 @@ from checkpoint.native.parameters import ExpertParameters
 from checkpoint.native.products import EncodedProducts, OutOfRangeError
 from checkpoint.native.row_products import MOST_ROWS
 from checkpoint.store import ExpertStore
+from wire import runtime
 from worker_node.module_cache import Module, ModuleCache
 
 MODULES = 4096
@@ -115,7 +114,7 @@ class Restorer:
         self._rowwise: dict[tuple[int, int], bool] = {}
         self._last: tuple[Occupancy, int, str] | None = None
         """What was restored last, and is still in memory: occupancy, layer and form."""
-        self._lock = threading.Lock()
+        self._lock = runtime.Lock()
         self._counted: object = None
 
     @property

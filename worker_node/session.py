@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import threading
 from abc import abstractmethod
 from typing import Any, Protocol
 
@@ -15,6 +14,7 @@ from checkpoint.tensors import tensor_bytes
 from scheduler.errors import LinkError, ODMoEError, ProtocolError
 from scheduler.model_limits import ModelLimits
 from scheduler.types import ExpertId
+from wire import runtime
 from wire.base import Channel
 from wire.checksums import tensor_checksum
 from wire.credit import QUEUE_BYTES, RowBudget
@@ -64,7 +64,7 @@ class ComputeSession(Session):
         self._rows = None if self.in_process else RowBudget()
         """None in one process: the rows that wait here are the main node's own."""
         self._outputs: list[Computed] = []
-        self._waiting = threading.Lock()
+        self._waiting = runtime.Lock()
 
     @abstractmethod
     def usage(self) -> WorkerUsage:

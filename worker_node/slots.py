@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import threading
-
 import torch
 
 from checkpoint.tensors import aligned_buffer, round_up
 from scheduler.errors import ConfigError, DeadlineError, LaunchError
 from scheduler.types import ExpertId
+from wire import runtime
 
 
 class Slots:
@@ -32,7 +31,7 @@ class Slots:
         self._content: list[ExpertId | None] = [None] * count
         self._occupied = [0] * count
         """How often each slot was occupied."""
-        self._changed = threading.Condition()
+        self._changed = runtime.Condition()
 
     @property
     def allocated_bytes(self) -> int:

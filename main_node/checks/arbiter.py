@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import os
-import threading
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 
 import torch
 
@@ -19,6 +17,7 @@ from checkpoint.store import ExpertStore
 from checkpoint.tensors import aligned_buffer
 from scheduler.errors import CorruptStoreError
 from scheduler.types import ExpertId
+from wire import runtime
 from wire.machine import processor_name
 
 MOST_WAITING = 4
@@ -40,9 +39,9 @@ class Arbiter:
         self._linear = linear
         self._experts: ExpertArithmetic | None = None
         self._encoded: EncodedExperts | None = None
-        self._thread = ThreadPoolExecutor(1, "odmoe-arbiter")
+        self._thread = runtime.ThreadPoolExecutor(1, "odmoe-arbiter")
         self._waiting = 0
-        self._lock = threading.Lock()
+        self._lock = runtime.Lock()
 
     def submit(self, job: Callable[[], object]) -> bool:
         """Run a job on the arbiter's thread. It must not raise. False where too many wait, or it was closed."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections import deque
 from collections.abc import Callable
 
@@ -10,6 +9,7 @@ from main_node.activity import HIT, HOST, IN_TIME, LATE, MISSED, ExpertAccess
 from scheduler import types as t
 from scheduler.core.machine import Core
 from scheduler.core.state import Demand
+from wire import runtime
 
 ACCESSES_S = 400
 """Accesses that are followed in a second, about: where there are more, not every step is followed. It bounds the cost
@@ -41,7 +41,7 @@ class ActivityWatch:
 
     def read(self, since: int | None) -> tuple[ExpertAccess, ...]:
         """Those after `since`. None, or the count of another main node: none."""
-        self._until = time.monotonic() + WATCHED_S
+        self._until = runtime.monotonic() + WATCHED_S
         new = self.count - since if since is not None else 0
         new = min(new, len(self._accesses)) if new > 0 else 0
         return tuple(self._accesses)[len(self._accesses) - new :] if new else ()
@@ -56,7 +56,7 @@ class ActivityWatch:
         elif kind is t.Predicted:
             self.predictions += 1
         elif kind is t.StepStarted:
-            self._begin_step(time.monotonic())
+            self._begin_step(runtime.monotonic())
 
     def _begin_step(self, now: float) -> None:
         self._gates.clear()

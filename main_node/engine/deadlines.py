@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import logging
-import threading
-import time
 from collections import Counter
 from collections.abc import Callable
 from typing import Any, Protocol
@@ -13,6 +11,7 @@ from main_node.engine.peers import Peers
 from scheduler import types as t
 from scheduler.core.machine import MAX_FAILURES, Core
 from scheduler.errors import DeadlineError
+from wire import runtime
 
 _log = logging.getLogger(__name__)
 LOOK_S = 0.1
@@ -42,7 +41,7 @@ class Deadlines:
     def __init__(
         self,
         engine: Watched,
-        lock: threading.RLock,
+        lock: runtime.RLock,
         worker_wait_s: float,
         shadow_s: float,
         answer_s: float = 30.0,
@@ -58,8 +57,8 @@ class Deadlines:
         """The shadow was lost for its silence, and has sent no prediction since, though it may be back."""
         self._engine = engine
         self._lock = lock
-        self._thread: threading.Thread | None = None
-        self._closed = threading.Event()
+        self._thread: runtime.Thread | None = None
+        self._closed = runtime.Event()
         self._missing: set[int] = set()
         """Workers that were lost and are not back."""
         self._short_s = 0.0
@@ -105,7 +104,7 @@ class Deadlines:
     def join(self) -> None:
         """Wait for the end of the thread, after `close`, for at most a few looks. Not with the engine's lock held."""
         thread = self._thread
-        if thread is not None and thread is not threading.current_thread():
+        if thread is not None and thread is not runtime.current_thread():
             thread.join(20 * LOOK_S)
 
     # --- events -------------------------------------------------------------------------------------------------
@@ -132,10 +131,10 @@ class Deadlines:
         self._note_progress()
 
     def _on_request_opened(self, event: t.RequestOpened) -> None:
-        self._opened[event.request] = time.monotonic()
+        self._opened[event.request] = runtime.monotonic()
         self._expire_at_once()
         if self._thread is None and not self._closed.is_set():
-            self._thread = threading.Thread(target=self._run, name="odmoe-deadlines", daemon=True)
+            self._thread = runtime.Thread(target=self._run, name="odmoe-deadlines", daemon=True)
             self._thread.start()
 
     def _on_request_closed(self, event: t.RequestClosed) -> None:
@@ -146,7 +145,7 @@ class Deadlines:
 
     def _on_token_decoded(self, event: t.TokenDecoded) -> None:
         if event.index == 0 and event.request in self._opened:
-            self._reading_s[event.request] = time.monotonic() - self._opened[event.request]
+            self._reading_s[event.request] = runtime.monotonic() - self._opened[event.request]
 
     def _on_predicted(self, event: t.Predicted) -> None:
         self._patience = 1.0
@@ -196,9 +195,9 @@ class Deadlines:
     # --- time ---------------------------------------------------------------------------------------------------
 
     def _run(self) -> None:
-        idle_s, looked = 0.0, time.monotonic()
+        idle_s, looked = 0.0, runtime.monotonic()
         while not self._closed.wait(LOOK_S):
-            before, looked = looked, time.monotonic()
+            before, looked = looked, runtime.monotonic()
             passed_s = min(looked - before, 2 * LOOK_S)
             silent: DeadlineError | None = None
             with self._lock:

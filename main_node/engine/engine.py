@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import threading
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Protocol
@@ -34,6 +33,7 @@ from scheduler.model_limits import ModelLimits, limits_of_shape
 from scheduler.policies.precision import FORMS, FULL
 from scheduler.trace import Span
 from wire import messages as w
+from wire import runtime
 from wire.lent_threads import LentThreads
 
 
@@ -77,8 +77,8 @@ class Engine:
         """Those that are open, by number. Changed with the lock held."""
         self.prediction_filter = PredictionFilter(self._requests, LOOKAHEAD, len(core.shape.layers))
         self.departure = departure
-        self._lock = threading.RLock()
-        self._changed = threading.Condition(self._lock)
+        self._lock = runtime.RLock()
+        self._changed = runtime.Condition(self._lock)
         self.lent = LentThreads()
         """The threads that run the model, while they wait for a layer."""
         self.peers = Peers(self, self._changed, hello, waits.answer_s, limits or limits_of_shape(core.shape))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import math
-import threading
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
@@ -23,6 +22,7 @@ from main_node.request import Request
 from scheduler import types as t
 from scheduler.errors import ODMoEError, ProtocolError
 from wire import messages as w
+from wire import runtime
 
 NOT_FINITE, DAMAGED = "not finite", "with a wrong checksum"
 """Faults of outputs that may be accidents. Not finite: an element, or the norm."""
@@ -44,7 +44,7 @@ class OutputChecks:
         self,
         requests: Mapping[int, Request],
         peers: Peers,
-        changed: threading.Condition,
+        changed: runtime.Condition,
         withdraw: Callable[[int, str], None],
         verification: Verification,
     ) -> None:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass, field
 from typing import TypeVar
 
 from scheduler import types as t
 from scheduler.errors import ProtocolError
+from wire import runtime
 
 Question = t.Load | t.Compute
 A = TypeVar("A", t.Load, t.Compute)
@@ -36,7 +36,7 @@ class OwedAnswers:
     def ask(self, number: int, command: Question) -> None:
         """`number`: the load's or the call's."""
         account = self._accounts.setdefault(command.worker, _Account())
-        account.owed[number] = (command, time.monotonic())
+        account.owed[number] = (command, runtime.monotonic())
 
     def settle(self, worker: int, number: int, kind: type[A]) -> A | None:
         """A worker answers a load or call. None: the answer is not needed any more. Raises ProtocolError."""
@@ -49,7 +49,7 @@ class OwedAnswers:
         if not isinstance(command, kind):
             raise ProtocolError(f"worker {worker} answered number {number}, which is {command}")
         del account.owed[number]
-        account.answered = time.monotonic()
+        account.answered = runtime.monotonic()
         return command
 
     def _check_not_owed(self, worker: int, number: int) -> None:
@@ -80,4 +80,4 @@ class OwedAnswers:
 
     def _left_s(self, account: _Account) -> float:
         _, oldest = next(iter(account.owed.values()))
-        return max(oldest, account.answered) + self.answer_s - time.monotonic()
+        return max(oldest, account.answered) + self.answer_s - runtime.monotonic()

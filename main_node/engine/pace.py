@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
 from scheduler import types as t
 from scheduler.emulation.clock import CREDIT_S, Emulation
+from wire import runtime
 
 T = TypeVar("T")
 
@@ -55,7 +55,7 @@ class RealPace:
     lost_s = 0.0
 
     def now(self) -> float:
-        return time.monotonic()
+        return runtime.monotonic()
 
     def begin_step(self, passes: tuple[t.Pass, ...], batched: bool) -> None:
         pass

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-import threading
-import time
 from collections.abc import Callable
 from dataclasses import fields, replace
 from typing import Any, TypeVar
@@ -16,6 +14,7 @@ from scheduler.errors import DeadlineError, LinkError, ODMoEError, ProtocolError
 from scheduler.model_limits import ModelLimits
 from scheduler.one_line import one_line
 from scheduler.policies.precision import FORMS, FULL
+from wire import runtime
 from wire.base import Channel, Handler, is_in_process
 from wire.bounds.check import Bounds
 from wire.credit import RowCredit
@@ -110,7 +109,7 @@ class PeerHandler:
         self._usage_asked = False
         self._error: ODMoEError | None = None
         self._ended = False
-        self._changed = threading.Condition()
+        self._changed = runtime.Condition()
 
     def open(self, connect: Callable[[Handler], Channel], hello: Hello, deadline_s: float) -> Message:
         """Connect, say Hello, return the answer. Raises the peer's refusal, LinkError or DeadlineError."""
@@ -169,13 +168,13 @@ class PeerHandler:
 
     def round_trip(self) -> float | None:
         """Seconds that a small message takes there and back: the best of `ECHOES`. None where no answer came."""
-        end, best = time.monotonic() + ECHO_S, 0.0
+        end, best = runtime.monotonic() + ECHO_S, 0.0
         for number in range(1, ECHOES + 1):
-            sent = time.monotonic()
+            sent = runtime.monotonic()
             answer = self.ask(Echo(number), Echo, end - sent)
             if not isinstance(answer, Echo) or answer.number != number:
                 break
-            seconds = time.monotonic() - sent
+            seconds = runtime.monotonic() - sent
             best = min(seconds, best or seconds)
         return best or None
 
@@ -241,13 +240,13 @@ def ask_usage(
     workers: dict[int, PeerHandler], shadow: PeerHandler | None, deadline_s: float
 ) -> tuple[dict[int, WorkerUsage], ShadowUsage | None]:
     """Ask all of them at once. A node that does not answer in time is left out."""
-    end = time.monotonic() + deadline_s
+    end = runtime.monotonic() + deadline_s
     for peer in workers.values():
         peer.put(AskUsage(), WorkerUsage)
     if shadow:
         shadow.put(AskUsage(), ShadowUsage)
-    answers = {number: peer.take((WorkerUsage,), end - time.monotonic()) for number, peer in workers.items()}
-    held = shadow.take((ShadowUsage,), end - time.monotonic()) if shadow else None
+    answers = {number: peer.take((WorkerUsage,), end - runtime.monotonic()) for number, peer in workers.items()}
+    held = shadow.take((ShadowUsage,), end - runtime.monotonic()) if shadow else None
     known = {number: answer for number, answer in answers.items() if isinstance(answer, WorkerUsage)}
     return known, held if isinstance(held, ShadowUsage) else None
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import logging
-import threading
-import time
 from collections.abc import Callable, Iterable
 from typing import Protocol
 
@@ -18,6 +16,7 @@ from scheduler import types as t
 from scheduler.errors import ClusterError, DeadlineError, LinkError, ODMoEError, ProtocolError
 from scheduler.model_limits import ModelLimits
 from wire import messages as w
+from wire import runtime
 from wire.base import Channel, Handler, Role
 
 Connect = Callable[[Handler], Channel]
@@ -49,7 +48,7 @@ class Peers:
     def __init__(
         self,
         listener: PeerListener,
-        changed: threading.Condition,
+        changed: runtime.Condition,
         hello: w.Hello,
         answer_s: float,
         limits: ModelLimits | None = None,
@@ -267,7 +266,7 @@ class Peers:
         wait for the caller's lock."""
         peer = self.workers.get(number)
         if peer is not None and self._forget_worker(number, peer, error):
-            threading.Thread(target=peer.close, name=f"drop-worker-{number}", daemon=True).start()
+            runtime.Thread(target=peer.close, name=f"drop-worker-{number}", daemon=True).start()
             self.on_lost("worker", number)
 
     def _on_worker_lost(self, number: int, peer: PeerHandler, error: ODMoEError | None) -> None:
@@ -345,10 +344,10 @@ class Peers:
     def last_usage(self, first_s: float) -> dict[str, w.WorkerUsage | w.ShadowUsage]:
         """What each node holds, by its name, as it said last. Every node is asked again, and waited for only if it has
         not said so yet: all of these together for at most `first_s`."""
-        peers, end = self.all(), time.monotonic() + first_s
+        peers, end = self.all(), runtime.monotonic() + first_s
         for peer in peers:
             peer.ask_usage()
-        told = {peer.name: peer.last_usage(end - time.monotonic()) for peer in peers}
+        told = {peer.name: peer.last_usage(end - runtime.monotonic()) for peer in peers}
         return {name: usage for name, usage in told.items() if usage is not None}
 
     def suspected_workers(self) -> set[int]:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import logging
-import threading
-import time
 from collections.abc import Callable
 
 from main_node.engine.engine import Engine
 from scheduler.errors import WrongOutputError
+from wire import runtime
 from wire.base import Role
 
 STEADY_S = 60.0
@@ -39,16 +38,16 @@ class Reconnector:
         hurried: Callable[[], bool] = lambda: False,
         wasted_s: Callable[[Role, int], float] = lambda kind, number: 0.0,
     ) -> None:
-        self.closing = threading.Event()
+        self.closing = runtime.Event()
         self._join = join
         self._first_s, self._most_s = first_s, most_s
         self._hurried = hurried
         self._wasted_s = wasted_s
-        self._lock = threading.Lock()
+        self._lock = runtime.Lock()
         self._missing: dict[tuple[Role, int], bool] = {}  # True: lost since its last attempt began
         self._returned: dict[tuple[Role, int], float] = {}  # when
         self._losses: dict[tuple[Role, int], int] = {}  # that are not forgotten
-        self._threads: set[threading.Thread] = set()
+        self._threads: set[runtime.Thread] = set()
         self._refused: set[tuple[Role, int]] = set()  # of which that was logged
 
     def on_lost(self, kind: Role, number: int) -> None:
@@ -61,7 +60,7 @@ class Reconnector:
             self._missing[node] = True
             if trying:
                 return
-            thread = threading.Thread(target=self._bring_back, args=node, name=f"rejoin-{kind}-{number}", daemon=True)
+            thread = runtime.Thread(target=self._bring_back, args=node, name=f"rejoin-{kind}-{number}", daemon=True)
             self._threads.add(thread)
             thread.start()
 
@@ -77,15 +76,15 @@ class Reconnector:
             with self._lock:
                 if joined and not self._missing[node]:
                     del self._missing[node]
-                    self._returned[node] = time.monotonic()
+                    self._returned[node] = runtime.monotonic()
                     break
             pause_s = self._longer(pause_s)
         with self._lock:
-            self._threads.discard(threading.current_thread())
+            self._threads.discard(runtime.current_thread())
 
     def _first_pause_s(self, node: tuple[Role, int]) -> float:
         """Of this loss, which is counted."""
-        losses, served_s = self._losses.get(node, 0), time.monotonic() - self._returned.get(node, 0.0)
+        losses, served_s = self._losses.get(node, 0), runtime.monotonic() - self._returned.get(node, 0.0)
         while losses and served_s > STEADY_S:
             losses, served_s = losses - 1, served_s - STEADY_S
         self._losses[node] = losses + 1
@@ -122,9 +121,9 @@ class Reconnector:
         with self._lock:
             self.closing.set()
             threads = list(self._threads)
-        end = time.monotonic() + deadline_s
+        end = runtime.monotonic() + deadline_s
         for thread in threads:
-            thread.join(max(0.0, end - time.monotonic()))
+            thread.join(max(0.0, end - runtime.monotonic()))
 
 
 def keep_connected(engine: Engine, deadline_s: float) -> Reconnector:

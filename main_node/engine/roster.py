@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections import Counter, deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -10,6 +9,7 @@ from typing import Literal
 
 from main_node.activity import WorkerActivity
 from main_node.figures import NodeFigures
+from wire import runtime
 from wire.base import Role
 from wire.messages import Align, Compute, Computed, Prediction, ShadowReady, WorkerReady
 from wire.traffic import Traffic
@@ -76,7 +76,7 @@ class Roster:
     """Every node that ever joined, by role and number. Thread-safe; nothing here waits."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = runtime.Lock()
         self._entries: dict[tuple[Role, int], _Entry] = {}
 
     def on_joined(
@@ -180,7 +180,7 @@ class Membership:
     nothing here waits."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = runtime.Lock()
         self._lines: deque[str] = deque(maxlen=LINES)
         self._count = 0
 

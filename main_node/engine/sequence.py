@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import threading
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -17,6 +16,7 @@ from scheduler import types as t
 from scheduler.alignment import LATE, Alignment
 from scheduler.errors import LinkError
 from wire import messages as w
+from wire import runtime
 
 ALIGN_PART_BYTES = 1 << 20
 """KV rows travel in parts of about this size: large messages are slow to encode and would delay the next ones."""
@@ -91,7 +91,7 @@ class Carrier:
         self.begun_bytes = 0
         """Of all copies from an accelerator so far."""
         self._ended_bytes = 0
-        self._counting = threading.Lock()
+        self._counting = runtime.Lock()
         self._most_bytes = most_bytes
         self._copies: HostCopies | None = None
 

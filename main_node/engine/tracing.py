@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
@@ -11,6 +10,7 @@ from scheduler import types as t
 from scheduler.core.machine import Core
 from scheduler.trace import Span, SpanTuple, assemble
 from wire import messages as w
+from wire import runtime
 from wire.tracing import NodeSpans, machine
 
 
@@ -104,17 +104,17 @@ def gather(own: list[SpanTuple], peers: Iterable[PeerHandler], deadline_s: float
     The offset of another machine's clock is estimated from its first answer: its `now` is taken to be half-way between
     question and answer, which is wrong by at most half of that time.
     """
-    end = time.monotonic() + deadline_s
+    end = runtime.monotonic() + deadline_s
     records, offsets = {"main": own}, {}
     for peer in peers:
         spans: list[SpanTuple] = []
         while True:
-            sent = time.monotonic()
+            sent = runtime.monotonic()
             answer = peer.ask(w.AskTrace(), w.TraceRecords, end - sent)
             if not isinstance(answer, w.TraceRecords):
                 break
             if peer.name not in offsets:
-                middle = (sent + time.monotonic()) / 2
+                middle = (sent + runtime.monotonic()) / 2
                 offsets[peer.name] = 0.0 if answer.machine == machine() else middle - answer.now
             spans += zip(answer.whats, answer.labels, answer.starts, answer.ends, strict=True)
             if not answer.more:

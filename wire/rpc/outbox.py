@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator
-from queue import SimpleQueue
+
+from wire import runtime
 
 
 class Outbox:
@@ -21,10 +21,10 @@ class Outbox:
     def __init__(self, max_messages: int, max_bytes: int, write: Callable[[bytes], object] | None = None) -> None:
         self._max_messages, self._max_bytes = max_messages, max_bytes
         self._write = write
-        self._queue: SimpleQueue[bytes | None] = SimpleQueue()
+        self._queue: runtime.SimpleQueue[bytes | None] = runtime.SimpleQueue()
         self._count = self._bytes = 0
-        self._counting = threading.Lock()
-        self._writing = threading.Lock()
+        self._counting = runtime.Lock()
+        self._writing = runtime.Lock()
 
     def put(self, *messages: bytes, at_once: bool = True) -> bool:
         """Queue consecutive messages. False, with nothing queued, if full; an empty outbox accepts any size."""

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import threading
-import time
 from collections.abc import Callable
 from typing import NamedTuple
+
+from wire import runtime
 
 
 class Pulse(NamedTuple):
@@ -45,10 +45,10 @@ class Monitor:
         self._pulse = pulse
         self._beat, self._lost = beat, lost
         self._grace_s = 0.0
-        self._stopped = threading.Event()
+        self._stopped = runtime.Event()
 
     def start(self) -> None:
-        threading.Thread(target=self._run, name="odmoe-beat", daemon=True).start()
+        runtime.Thread(target=self._run, name="odmoe-beat", daemon=True).start()
 
     def stop(self) -> None:
         self._stopped.set()
@@ -59,9 +59,9 @@ class Monitor:
         self._grace_s = coming / self._pulse.slowest_link
 
     def _run(self) -> None:
-        beat_s, silent_s, woke = self._pulse.beat_s, 0.0, time.monotonic()
+        beat_s, silent_s, woke = self._pulse.beat_s, 0.0, runtime.monotonic()
         while not self._stopped.wait(beat_s):
-            before, woke = woke, time.monotonic()
+            before, woke = woke, runtime.monotonic()
             if self._heard or self.busy:
                 self._heard = False
                 silent_s = 0.0

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ipaddress
 import logging
-import threading
 from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
@@ -18,7 +17,7 @@ from scheduler.errors import (
     ProtocolError,
     SecretError,
 )
-from wire import codec
+from wire import codec, runtime
 from wire.base import Handler, Role
 from wire.bounds.check import GENERAL
 from wire.bounds.table import MAX_BUNDLED
@@ -206,7 +205,7 @@ class Stream:
         self._outbox = Outbox(MAX_QUEUED, MAX_QUEUED_BYTES, write)
         self._closed = False  # nothing more is sent
         self._ended_here = False  # by `close`, for falling behind, or for silence
-        self._linger: threading.Timer | None = None
+        self._linger: runtime.Timer | None = None
 
     def send(self, *messages: Message) -> None:
         """Raises `LinkError` if the stream is closed or its queue full, `ProtocolError` if encoding fails: then none of
@@ -238,7 +237,7 @@ class Stream:
         if self._closed:
             return
         self._closed = self._ended_here = True
-        self._linger = threading.Timer(LINGER_S, self.cut)
+        self._linger = runtime.Timer(LINGER_S, self.cut)
         self._linger.daemon = True
         self._linger.start()
         self._outbox.end()

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 from checkpoint.manifest import RunningChecksum
+from wire import runtime
 
 TAIL_BYTES = 4 << 20
 """The last piece of a load that is checked, where its size can be chosen: only its digest has to be waited for."""
@@ -19,14 +18,14 @@ class Digests:
 
     def __init__(self, name: str) -> None:
         self._name = name
-        self._thread: ThreadPoolExecutor | None = None
+        self._thread: runtime.ThreadPoolExecutor | None = None
 
     def new(self) -> BlobDigest:
         return BlobDigest(self)
 
-    def submit(self, add: Callable[[Any], None], piece: Any) -> Future[None]:
+    def submit(self, add: Callable[[Any], None], piece: Any) -> runtime.Future[None]:
         if self._thread is None:
-            self._thread = ThreadPoolExecutor(1, self._name)
+            self._thread = runtime.ThreadPoolExecutor(1, self._name)
         return self._thread.submit(add, piece)
 
     def close(self) -> None:
@@ -43,7 +42,7 @@ class BlobDigest:
         self._waited_s = self._beside_s = 0.0
         self._digests = digests
         self._checksum = RunningChecksum()
-        self._last: Future[None] | None = None
+        self._last: runtime.Future[None] | None = None
 
     @property
     def seconds(self) -> float:
@@ -53,19 +52,19 @@ class BlobDigest:
 
     def add(self, piece: Any, more: bool) -> None:
         """The next piece: a buffer, which keeps its bytes until `hex` was called."""
-        start = time.perf_counter()
+        start = runtime.perf_counter()
         if more:
             self._last = self._digests.submit(self._add_beside, piece)
         else:
             if self._last is not None:
                 self._last.result()
             self._checksum.add(piece)
-        self._waited_s += time.perf_counter() - start
+        self._waited_s += runtime.perf_counter() - start
 
     def _add_beside(self, piece: Any) -> None:
-        start = time.perf_counter()
+        start = runtime.perf_counter()
         self._checksum.add(piece)
-        self._beside_s += time.perf_counter() - start
+        self._beside_s += runtime.perf_counter() - start
 
     def hex(self) -> str:
         """Once the last piece has been added."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import random
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
@@ -17,6 +16,7 @@ import torch
 
 from checkpoint.store import ExpertStore
 from scheduler.errors import CorruptStoreError, ODMoEError
+from wire import runtime
 from wire.machine import host_name
 from worker_node.loaders.base import Loader
 from worker_node.loaders.digest import TAIL_BYTES, Digests
@@ -159,5 +159,5 @@ def _stamp(path: Path) -> _Stamp:
     try:
         found = os.stat(path)
     except OSError:
-        return (0, 0, 0, time.monotonic_ns())
+        return (0, 0, 0, runtime.monotonic_ns())
     return (found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import weakref
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ import torch
 from checkpoint.store import ExpertStore
 from checkpoint.tensors import aligned_buffer
 from scheduler.errors import CorruptStoreError, LaunchError
+from wire import runtime
 from worker_node.loaders.digest import Digests
 from worker_node.loaders.disk import DiskLoader
 
@@ -23,7 +23,7 @@ _GIB = float(1 << 30)
 _shared: weakref.WeakValueDictionary[tuple[Path, str, str, bool, tuple[str, ...]], HostSlab] = (
     weakref.WeakValueDictionary()
 )
-_sharing = threading.Lock()
+_sharing = runtime.Lock()
 
 
 class HostSlab:

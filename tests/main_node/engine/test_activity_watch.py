@@ -93,7 +93,7 @@ def test_predicted_and_loaded_predicted_and_not_loaded_and_not_predicted(world: 
 def test_it_leaves_when_nobody_looks_any_more(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     world.watch.read(None)
     world.begin()
-    monkeypatch.setattr(activity_watch.time, "monotonic", lambda: 1e12)
+    monkeypatch.setattr(activity_watch.runtime, "monotonic", lambda: 1e12)
     world.step(1)
     assert world.watch.count == 0
     assert world.left
@@ -120,7 +120,7 @@ def test_another_main_nodes_number_gives_nothing(world: World) -> None:
 def test_a_fast_cluster_is_followed_in_some_steps(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of 1,000 steps within a second, about as many as the bound allows, each as a whole."""
     now = 100.0
-    monkeypatch.setattr(activity_watch.time, "monotonic", lambda: now)
+    monkeypatch.setattr(activity_watch.runtime, "monotonic", lambda: now)
     world.watch.read(None)
     world.begin()
     for index in range(1, 1000):

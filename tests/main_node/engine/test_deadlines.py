@@ -52,7 +52,8 @@ class World:
 @pytest.fixture
 def world(monkeypatch: pytest.MonkeyPatch) -> World:
     made = World()
-    monkeypatch.setattr(module, "time", made)
+    clock = SimpleNamespace(monotonic=made.monotonic, Event=threading.Event, current_thread=threading.current_thread)
+    monkeypatch.setattr(module, "runtime", clock)
     return made
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from dataclasses import asdict, replace
 from types import SimpleNamespace
 from typing import Any
@@ -107,7 +108,7 @@ def test_a_round_trip_is_the_best_of_a_few(desk: Desk, monkeypatch: pytest.Monke
         clock.at += {1: 0.06, 2: 0.04, 3: 0.01, 4: 0.05, 5: 0.07}[message.number]
         return message
 
-    monkeypatch.setattr(peer, "time", SimpleNamespace(monotonic=lambda: clock.at))
+    monkeypatch.setattr(peer, "runtime", SimpleNamespace(monotonic=lambda: clock.at, Condition=threading.Condition))
     monkeypatch.setattr(peer, "ECHO_S", WAIT_S)
     worker, *_ = desk.workers(once(w.Echo, takes_a_while, always=True))
     assert [echo.number for echo in worker.of(w.Echo)] == [1, 2, 3, 4, 5]

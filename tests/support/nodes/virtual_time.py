@@ -26,11 +26,10 @@ class VirtualTime:
         self._desk = desk
         self._agenda: list[tuple[float, int, Callable[[], object]]] = []
         self._numbers = itertools.count()
-        clock = SimpleNamespace(monotonic=lambda: self.now)
-        patch.setattr("main_node.engine.owed_answers.time", clock)
-        patch.setattr("main_node.engine.peer.time", clock)
+        clock = SimpleNamespace(monotonic=lambda: self.now, Condition=lambda: _Condition(self))
+        patch.setattr("main_node.engine.owed_answers.runtime", clock)
+        patch.setattr("main_node.engine.peer.runtime", clock)
         patch.setattr("wire.lent_threads.LentThreads.run_until", lambda _, done, within_s: self.wait(done, within_s))
-        patch.setattr("main_node.engine.peer.threading", SimpleNamespace(Condition=lambda: _Condition(self)))
 
     def after(self, seconds: float, action: Callable[..., object], *args: Any) -> None:
         """In the waiting thread, `seconds` from now."""

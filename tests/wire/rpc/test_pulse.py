@@ -51,8 +51,8 @@ def watch(monkeypatch: pytest.MonkeyPatch):
     def run(lasts: list[float], heard: dict[int, int] | None = None) -> tuple[float | None, int]:
         lost, beats = [], []
         wakes = Wakes(lasts, heard or {})
-        monkeypatch.setattr("wire.rpc.pulse.time", SimpleNamespace(monotonic=lambda: wakes.at))
-        monkeypatch.setattr("wire.rpc.pulse.threading", SimpleNamespace(Event=lambda: wakes, Thread=Inline))
+        clock = SimpleNamespace(monotonic=lambda: wakes.at, Event=lambda: wakes, Thread=Inline)
+        monkeypatch.setattr("wire.rpc.pulse.runtime", clock)
         wakes.monitor = Monitor(PULSE, lambda: beats.append(1), lambda: lost.append(wakes.at))
         wakes.monitor.start()
         assert len(lost) <= 1

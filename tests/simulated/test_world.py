@@ -1,0 +1,71 @@
+"""The nodes' own code in simulated worlds: every seed's promises hold, and a seed replays itself."""
+
+from __future__ import annotations
+
+import pytest
+
+from main_node.engine.deadlines import Deadlines
+from odmoe.settings.settings import Settings
+from support.simulated.baton import Violation
+from support.simulated.defects import planted
+from support.simulated.plan import FAULTS, draw
+from support.simulated.referee import BOUND_S
+from support.simulated.run import Stage
+from support.simulated.world import ANSWER_S, WORKER_S
+
+SEEDS, BLOCKS = 60, 5
+"""Of the fast suite: about 15 s of a core. `make world` plays more."""
+
+
+@pytest.fixture(scope="module")
+def stage(tmp_path_factory: pytest.TempPathFactory) -> Stage:
+    return Stage(tmp_path_factory.mktemp("stage"))
+
+
+@pytest.mark.parametrize("block", range(BLOCKS))
+def test_what_is_promised_holds_whatever_fails(stage: Stage, block: int) -> None:
+    for seed in range(block * SEEDS // BLOCKS, (block + 1) * SEEDS // BLOCKS):
+        stage.play(seed)
+
+
+def test_a_seed_is_played_the_same_way_each_time(stage: Stage) -> None:
+    for seed in (3, 58, 111):
+        first, second = stage.play(seed), stage.play(seed)
+        assert first == second
+        assert first.switches > 100
+
+
+def test_seeds_differ_and_faults_of_every_kind_are_drawn() -> None:
+    plans = [draw(seed) for seed in range(1000)]
+    assert len({str(plan) for plan in plans}) == 1000
+    assert {fault.kind for plan in plans for fault in plan.faults} == set(FAULTS)
+    assert sum(not plan.faults for plan in plans) > 50
+
+
+def test_the_bound_is_that_of_the_nodes() -> None:
+    deadlines = object.__new__(Deadlines)
+    deadlines.worker_wait_s, deadlines.answer_s = WORKER_S, ANSWER_S
+    assert deadlines.stall_s < BOUND_S < deadlines.stall_s + 4
+    assert Settings(model="x").worker_wait == 60
+
+
+FOUND_SOON = {
+    "A1: a call that kills its worker never ends": 52,
+    "A4: enormous outputs are taken": 31,
+    "A5: a worker that never answers is waited for": 14,
+    "nobody is told of a free place": 2,
+    "a cancelled request is not forgotten": 2,
+    "prompts are kept by their lengths": 5,
+}
+"""A defect, and a seed that finds it."""
+
+
+@pytest.mark.parametrize("defect", FOUND_SOON)
+def test_a_defect_that_is_put_back_is_found_and_replayed(stage: Stage, defect: str) -> None:
+    told = []
+    for _ in range(2):
+        with planted(defect), pytest.raises(Violation) as violation:
+            stage.play(FOUND_SOON[defect])
+        told.append((str(violation.value), violation.value.trace))
+    assert told[0] == told[1]
+    stage.play(FOUND_SOON[defect])
