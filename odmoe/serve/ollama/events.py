@@ -12,6 +12,7 @@ from odmoe.serve.sse import encode
 
 if TYPE_CHECKING:
     from odmoe.serve.api_error import ApiError
+    from odmoe.serve.ollama.request import Preload
     from odmoe.serve.translated import Head
     from odmoe.serve.writers import Ending
 
@@ -51,12 +52,9 @@ class Lines:
             self._calls[call["index"]][name] += function.get(name) or ""
 
     def _object(self, content: str, thinking: str, calls: list[dict[str, Any]]) -> dict[str, Any]:
-        head = {"model": self._head.model, "created_at": _now()}
         more: dict[str, Any] = {"thinking": thinking} if thinking else {}
-        if not self._is_chat:
-            return head | {"response": content} | more
         more |= {"tool_calls": calls} if calls else {}
-        return head | {"message": {"role": "assistant", "content": content} | more}
+        return _object_of(self._head.model, self._is_chat, content, more)
 
     def on_end(self, ending: Ending, usage: dict[str, Any]) -> bytes:
         calls = [{"function": {"name": one["name"], "arguments": _object(one["arguments"])}} for one in self._calls]
@@ -81,6 +79,18 @@ class Lines:
 
     def response(self) -> dict[str, Any]:
         return self._last
+
+
+def preloaded(asked: Preload) -> dict[str, Any]:
+    """The answer to a request without a prompt: one object, whether a stream was asked for or not."""
+    return _object_of(asked.model, asked.is_chat, "", {}) | {"done": True, "done_reason": "load"}
+
+
+def _object_of(model: str, is_chat: bool, content: str, more: dict[str, Any]) -> dict[str, Any]:
+    head = {"model": model, "created_at": _now()}
+    if not is_chat:
+        return head | {"response": content} | more
+    return head | {"message": {"role": "assistant", "content": content} | more}
 
 
 def _line(value: dict[str, Any]) -> bytes:
