@@ -15,8 +15,8 @@ from starlette.types import Receive, Scope, Send
 from odmoe.serve.anthropic.request import read_messages
 from odmoe.serve.api_error import ClientGoneError, to_api_error
 from odmoe.serve.bounds.memory import TOKEN_BYTES
-from odmoe.serve.ollama.events import preloaded
-from odmoe.serve.ollama.request import Preload, model_name, read_chat, read_generate
+from odmoe.serve.ollama.events import Preload, preloaded
+from odmoe.serve.ollama.request import model_name, read_chat, read_generate
 from odmoe.serve.openai import chat, completions
 from odmoe.serve.openai.parts import Shape, usage_of
 from odmoe.serve.openai.requests import ChatRequest, CompletionRequest, read_object, to_request

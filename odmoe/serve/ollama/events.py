@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +13,6 @@ from odmoe.serve.sse import encode
 
 if TYPE_CHECKING:
     from odmoe.serve.api_error import ApiError
-    from odmoe.serve.ollama.request import Preload
     from odmoe.serve.translated import Head
     from odmoe.serve.writers import Ending
 
@@ -79,6 +79,16 @@ class Lines:
 
     def response(self) -> dict[str, Any]:
         return self._last
+
+
+@dataclass(frozen=True, slots=True)
+class Preload:
+    """A request without a prompt, by which ollama's clients have a model loaded, or with `keep_alive` 0 unloaded. Here
+    it is loaded, and stays so."""
+
+    model: str
+    """As the client has named it."""
+    is_chat: bool
 
 
 def preloaded(asked: Preload) -> dict[str, Any]:

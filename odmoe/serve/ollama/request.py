@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
 from typing import Any
 
 from odmoe.serve.anthropic.request import THINKS
-from odmoe.serve.ollama.events import Lines
+from odmoe.serve.ollama.events import Lines, Preload
 from odmoe.serve.openai.neutral import ALL_TOKENS
 from odmoe.serve.openai.requests import ChatRequest, CompletionRequest, to_request
 from odmoe.serve.request_fields import Body, UnknownFields, objects_in
@@ -65,16 +64,6 @@ NAMES = {
     "repetition_penalty": "options.repeat_penalty",
 }
 NAMES |= {name: f"options.{name}" for name in OPTIONS if name == OPTIONS[name]}
-
-
-@dataclass(frozen=True, slots=True)
-class Preload:
-    """A request without a prompt, by which ollama's clients have a model loaded, or with `keep_alive` 0 unloaded. Here
-    it is loaded, and stays so."""
-
-    model: str
-    """As the client has named it."""
-    is_chat: bool
 
 
 def model_name(given: str) -> str:
