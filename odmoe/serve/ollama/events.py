@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import time
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
+from odmoe.chat import arguments_object
 from odmoe.serve.error_forms import OLLAMA, error_object
 from odmoe.serve.sse import encode
 
@@ -57,7 +57,10 @@ class Lines:
         return _object_of(self._head.model, self._is_chat, content, more)
 
     def on_end(self, ending: Ending, usage: dict[str, Any]) -> bytes:
-        calls = [{"function": {"name": one["name"], "arguments": _object(one["arguments"])}} for one in self._calls]
+        calls = [
+            {"function": {"name": one["name"], "arguments": arguments_object(one["arguments"] or {})}}
+            for one in self._calls
+        ]
         now = time.perf_counter()
         first = max(ending.first_at, self._began)
         figures = {
@@ -113,11 +116,3 @@ def _now() -> str:
 
 def _nanoseconds(seconds: float) -> int:
     return int(seconds * 1e9)
-
-
-def _object(arguments: str) -> Any:
-    """A call's arguments. As text where they are no JSON."""
-    try:
-        return json.loads(arguments or "{}")
-    except (ValueError, RecursionError):
-        return arguments
