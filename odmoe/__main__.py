@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import sys
 from types import FrameType
 from typing import NoReturn
 
@@ -16,6 +17,10 @@ def main() -> NoReturn:
     taken = {number: handler for number, handler in usual.items() if signal.getsignal(number) is handler}
     for number in taken:
         signal.signal(number, _end)
+    if "serve" in sys.argv[1:2]:
+        from odmoe.serve.hangup import hold_hangup
+
+        hold_hangup()
     from odmoe.command_line import main as run
 
     for number, handler in taken.items():

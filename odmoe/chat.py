@@ -174,12 +174,12 @@ def _function(given: Mapping[str, Any]) -> dict[str, Any]:
     name = given["name"]
     if not isinstance(name, str):
         raise ValueError(name)
-    return {"name": name, "arguments": _arguments(given.get("arguments") or {})}
+    return {"name": name, "arguments": arguments_object(given.get("arguments") or {})}
 
 
-def _arguments(given: Any) -> dict[str, Any]:
-    """An object, as templates need it. Of arguments that were cut, what there is; what is no object is wrapped in one:
-    a chat goes on after a call that the model got wrong."""
+def arguments_object(given: Any) -> dict[str, Any]:
+    """Arguments of a call as an object, which templates need. Of those that were cut, what there is; what is no object
+    is wrapped in one: a chat goes on after a call that the model got wrong."""
     if isinstance(given, dict):
         return given
     if not isinstance(given, str):

@@ -84,6 +84,7 @@ def _converse(model: ChatModel, terminal: Terminal, system: str | None) -> None:
 
 
 def _local(flags: dict[str, Any], config: str | None, terminal: Terminal, use_template: bool) -> ChatModel:
+    """On nodes that this process starts or joins, or on a cluster file's."""
     from odmoe.api.checks import check_early, check_start
     from odmoe.clusters.process import prepare_process
     from odmoe.conversation.local_model import LocalModel
@@ -92,16 +93,16 @@ def _local(flags: dict[str, Any], config: str | None, terminal: Terminal, use_te
     found = effective(given, config)
     settings = found.settings.keeping_prompts()
     check_start(settings, flag, "command")
+    most = settings.max_new_tokens if "max_new_tokens" in found.origin else None if use_template else PLAIN_TOKENS
     if settings.has_cluster_file:
-        raise ConfigError(
-            f"--cluster is {settings.cluster}; odmoe serve --cluster {settings.cluster} serves it, and odmoe chat "
-            "--url http://127.0.0.1:8000/v1 talks to that"
-        )
+        from odmoe.commands.over_ssh.chat import ClusterModel
+
+        options = {} if most is None else {"max_tokens": most}
+        return ClusterModel(settings, terminal, options, use_template)
     check_early(settings)
     prepare_process(terminal.debug)
     if settings.memory is not None and not settings.uses_existing_ray:
         settings = settings.replace(parallel=1)  # --memory keeps room for the KV cache of one conversation
-    most = settings.max_new_tokens if "max_new_tokens" in found.origin else None if use_template else PLAIN_TOKENS
     return LocalModel(settings, terminal, use_template, most)
 
 

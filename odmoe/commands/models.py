@@ -6,13 +6,11 @@ import json
 import shutil
 import sys
 import time
-from dataclasses import asdict
-from typing import TYPE_CHECKING
+from collections import Counter
+from dataclasses import asdict, replace
 
 from odmoe.commands.shared.options import Json
-
-if TYPE_CHECKING:
-    from odmoe.inventory.entry import Entry
+from odmoe.inventory.entry import SHIPPED, Entry
 
 _HEADER = ("SIZE", "USED", "FAMILY", "FORMAT")
 
@@ -44,12 +42,22 @@ def _lines(checkpoints: list[Entry], stores: list[Entry]) -> list[str]:
 
 def _table(title: str, entries: list[Entry], width: int | None) -> list[str]:
     """A line for each; in a narrow terminal family and format have a line of their own."""
-    lines = _aligned([(title, *_HEADER), *map(_row, entries)])
+    rows = list(map(_row, _told_apart(entries)))
+    lines = _aligned([(title, *_HEADER), *rows])
     if width is None or max(map(len, lines)) <= width:
         return lines
-    short = [(title, *_HEADER[:2]), *(_row(one)[:3] for one in entries)]
+    short = [(title, *_HEADER[:2]), *(row[:3] for row in rows)]
     head, *rest = _aligned(short)
     return [head, *(line for one, row in zip(entries, rest, strict=True) for line in (row, f"  {_kept(one)}"))]
+
+
+def _told_apart(entries: list[Entry]) -> list[Entry]:
+    """`odmoe pull demo` copies a model that came with OD-MoE, whose name then stands for the copy."""
+    counts = Counter(one.name for one in entries)
+    return [
+        replace(one, name=f"{one.name} (OD-MoE's own)") if one.kind == SHIPPED and counts[one.name] > 1 else one
+        for one in entries
+    ]
 
 
 def _row(one: Entry) -> tuple[str, ...]:

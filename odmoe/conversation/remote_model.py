@@ -7,6 +7,7 @@ import json
 import socket
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
@@ -27,9 +28,18 @@ MOST_LINE = 1 << 24
 class RemoteModel:
     """Models of `GET /v1/models`, asked by `POST /v1/chat/completions`."""
 
-    def __init__(self, url: str, key: str | None, model: str, options: Mapping[str, Any], use_template: bool) -> None:
+    def __init__(
+        self,
+        url: str,
+        key: str | None,
+        model: str,
+        options: Mapping[str, Any],
+        use_template: bool,
+        through: Path | None = None,
+    ) -> None:
         """`model`: its name there; empty: the first that is listed. `options`: fields of each request, such as
         `temperature`. Without `use_template` the conversation is continued as plain text, by `/v1/completions`.
+        `through`: a Unix socket that leads to the service.
 
         Raises ConfigError, LinkError, RequestError.
         """
@@ -40,6 +50,7 @@ class RemoteModel:
             headers={"Authorization": f"Bearer {key}"} if key else {},
             timeout=httpx2.Timeout(SILENCE_S, connect=CONNECT_S),
             verify=self.url.startswith("https:"),  # else reading all certificates takes a tenth of a second
+            transport=None if through is None else httpx2.HTTPTransport(uds=str(through), verify=False),
         )
         try:
             self._name = model or self._first()

@@ -6,9 +6,7 @@ import datetime
 from collections.abc import Iterator
 
 from odmoe.doctor.machine import Finding, Machine, State
-
-SOON = datetime.timedelta(days=30)
-"""With less time left `odmoe up` renews a certificate."""
+from odmoe.machines.certificate_ends import SOON
 
 
 def certificates(machine: Machine) -> Finding:

@@ -31,6 +31,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
+from odmoe.machines.certificate_ends import SOON
 from odmoe.machines.cluster_file import read_cluster_file
 from odmoe.machines.home import cluster_dir
 from scheduler.errors import CertificateError, ConfigError
@@ -40,9 +41,6 @@ if TYPE_CHECKING:
     from odmoe.terminal import Terminal
 
 CA_KEY_FILE, SECRET_FILE = "ca.key", "secret"
-
-RENEW_BEFORE = datetime.timedelta(days=30)
-"""A certificate with less time left is renewed."""
 
 BACKDATED = datetime.timedelta(days=1)
 """Certificates are valid from this long ago, since the clocks of a LAN differ."""
@@ -192,7 +190,7 @@ def _authority(folder: Path, days: int, done: list[str]) -> tuple[ec.EllipticCur
     certificate = _read_certificate(file)
     if certificate.public_key() != key.public_key():
         raise CertificateError(f"{key_file} is not the key of {file}; bring the right one back")
-    if certificate.not_valid_after_utc < _now() + RENEW_BEFORE:
+    if certificate.not_valid_after_utc < _now() + SOON:
         raise CertificateError(
             f"the CA in {file} ends on {_until(file)}; move {folder} away and make all certificates again"
         )
@@ -223,7 +221,7 @@ def _why_anew(host: Path, dns_names: list[str], address: str, authority: x509.Ce
         return "the one there was for another name"
     if found != dns_names:
         return "the one there was for no role, as those made by older versions, or for another one"
-    if certificate.not_valid_after_utc < _now() + RENEW_BEFORE:
+    if certificate.not_valid_after_utc < _now() + SOON:
         return f"the one there ended on {_until(host / CHAIN_FILE)}"
     return ""
 

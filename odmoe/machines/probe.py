@@ -467,6 +467,7 @@ def facts(_=None):
         "stores": stores(),
         "keys": sorted(os.path.basename(path) for path in glob.glob(os.path.join(glob.escape(OURS), "keys", "*"))),
         "certificate": certificate(),
+        "node_certificate": read(os.path.join(OURS, "keys", "node.pem")),
         "cores": len(os.sched_getaffinity(0)),
         "memory": memory(),
         "disk_free": disk_free(STORES),

@@ -17,7 +17,8 @@ from odmoe.machines.home import token_file
 from odmoe.machines.ssh import Ssh
 from scheduler.errors import HostError, LaunchError
 
-RAY = Path(sys.executable).with_name("ray")
+RAY = (sys.executable, "-m", "ray.scripts.scripts")
+"""The command `ray`. Its own script need not lie beside the interpreter: pip puts it elsewhere for a single user."""
 LOG_S = 20.0
 LOG_BYTES = 400_000
 RECENT_MIN = 15
@@ -50,7 +51,7 @@ PLAIN = (
 def run_ray(cluster: ClusterFile, folder: Path, verb: str, deadline_s: float, show: Callable[[str], None]) -> str:
     """Run `ray up` or `ray down` for a cluster file. Returns its output, which also goes line by line to `show` and to
     ray-<verb>.log in `folder`. Raises LaunchError if it fails or has not ended after `deadline_s`."""
-    command = [str(RAY), verb, "-y", *(["--no-config-cache"] if verb == "up" else []), str(cluster.path)]
+    command = [*RAY, verb, "-y", *(["--no-config-cache"] if verb == "up" else []), str(cluster.path)]
     log = folder / f"ray-{verb}.log"
     environment = os.environ | {
         "RAY_AUTH_MODE": "token",
@@ -72,7 +73,7 @@ def run_ray(cluster: ClusterFile, folder: Path, verb: str, deadline_s: float, sh
             errors="replace",
         )
     except OSError as error:
-        raise LaunchError(f"{RAY} cannot be started ({error.strerror}); make env makes it") from error
+        raise LaunchError(f"{RAY[0]} cannot be started ({error.strerror}); make env makes it") from error
     lines: list[str] = []
 
     def follow() -> None:

@@ -6,12 +6,14 @@ import json
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.live import Live
 
+from odmoe.machines.certificate_ends import end_of, ends_text
 from odmoe.machines.cluster_file import ClusterFile, read_cluster_file
 from odmoe.machines.head import Head, HostStates
 from odmoe.machines.home import cluster_dir, cluster_id
@@ -42,9 +44,12 @@ def status(file: Path, watch: bool = False, as_json: bool = False) -> bool:
             table, found = _look(ssh, cluster, console)
             if console.is_terminal and not as_json:
                 console.print(table.draw(console.width))
-                print(_below(found), end="", flush=True)
+                print(_below(found, cluster.path), end="", flush=True)
             else:
-                print(json.dumps(found) if as_json else f"{table.plain()}\n{_below(found)}".rstrip("\n"), flush=True)
+                print(
+                    json.dumps(found) if as_json else f"{table.plain()}\n{_below(found, cluster.path)}".rstrip("\n"),
+                    flush=True,
+                )
             if not watch:
                 return bool(found["ready"])
             time.sleep(EVERY_S)
@@ -112,7 +117,7 @@ def _own(facts: dict[str, Any], row: Row, own: str | None) -> Row:
         return {"state": "unfit", "detail": f"its Python is {facts['python']}, 3.11 or newer is needed"}
     if owner := other_owner(facts, own):
         return {"state": "occupied", "detail": f"it belongs to {describe_owner(owner)}", "owner": owner}
-    runs = _runs(facts)
+    runs, end = _runs(facts), end_of(facts["node_certificate"])
     known = {name: facts[name] for name in ("cores", "gpus", "disk_free", "processes", "code")}
     stores = ", ".join(name for name, store in facts["stores"].items() if not store["fault"])
     return {
@@ -121,13 +126,16 @@ def _own(facts: dict[str, Any], row: Row, own: str | None) -> Row:
         "store": row["store"] or stores,
         "ram": facts["memory"],
         "skew_s": facts["skew_s"],
+        "certificate_end": None if end is None else end.isoformat(),
         "ray": row["ray"] or ("alive" if runs else "down"),
         "state": row["state"] if runs else "down",
     }
 
 
-def _below(found: dict[str, Any]) -> str:
-    """The head's error, and whose the hosts are, by the first that says so."""
+def _below(found: dict[str, Any], file: Path) -> str:
+    """The head's error, whose the hosts are, by the first that says so, and when their certificates end."""
     error = f"head: {found['error']['type']}: {found['error']['message']}\n" if found["error"] else ""
     owner = next((row["owner"] for row in found["hosts"] if row["state"] != "occupied" and row.get("owner")), None)
-    return error + (f"owner: {describe_owner(owner)}\n" if owner else "")
+    ends = {row["name"]: datetime.fromisoformat(end) for row in found["hosts"] if (end := row.get("certificate_end"))}
+    owned = f"owner: {describe_owner(owner)}\n" if owner else ""
+    return error + owned + ends_text(ends, str(file), datetime.now(UTC))

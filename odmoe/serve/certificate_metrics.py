@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable
 from pathlib import Path
 
 from prometheus_client.metrics_core import GaugeMetricFamily, Metric
+
+from odmoe.machines.certificate_ends import end_of
 
 FILES = {"ca": "ca.pem", "node": "node.pem"}
 """The certificate authority's, and that of this host."""
@@ -26,12 +29,8 @@ class CertificateMetrics:
             labels=["certificate"],
         )
         if self._folder is not None:
-            from cryptography import x509
-
             for name, file in FILES.items():
-                try:
-                    found = x509.load_pem_x509_certificate((self._folder / file).read_bytes())
-                except (OSError, ValueError):
-                    continue
-                family.add_metric([name], found.not_valid_after_utc.timestamp())
+                with contextlib.suppress(OSError):
+                    if (end := end_of((self._folder / file).read_text(errors="replace"))) is not None:
+                        family.add_metric([name], end.timestamp())
         yield family

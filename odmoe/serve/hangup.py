@@ -8,30 +8,60 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
+from typing import TYPE_CHECKING
 
-from odmoe.serve.key_ring import KeyRing
-from odmoe.settings.serve_settings import ServeSettings
 from scheduler.errors import ConfigError
+
+if TYPE_CHECKING:
+    from odmoe.serve.key_ring import KeyRing
+    from odmoe.settings.serve_settings import ServeSettings
+
+
+class HeldHangup:
+    """Remembers a SIGHUP that comes before `on_hangup`, or after it: a reload must not end a service that starts."""
+
+    def __init__(self) -> None:
+        self.had_terminal = has_terminal()
+        self.came = False
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        self.came = True
+
+
+def hold_hangup() -> None:
+    """From now on, outside `on_hangup`, SIGHUP is held. Where it is ignored, it stays so."""
+    if signal.getsignal(signal.SIGHUP) is signal.SIG_DFL:
+        signal.signal(signal.SIGHUP, HeldHangup())
 
 
 @contextmanager
 def on_hangup(act: Callable[[], None]) -> Iterator[None]:
-    """Within the block, where it is entered in the main thread, SIGHUP calls `act` in a thread. A SIGHUP because the
-    terminal is gone ends the process as SIGTERM does. Where SIGHUP is ignored, as by `nohup`, it stays so."""
+    """Within the block, where it is entered in the main thread, SIGHUP calls `act` in a thread, one call at a time. So
+    does one that was held before. A SIGHUP because the terminal is gone ends the process as SIGTERM does. Where SIGHUP
+    is ignored, as by `nohup`, it stays so."""
     is_main = threading.current_thread() is threading.main_thread()
-    if not is_main or signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+    before = signal.getsignal(signal.SIGHUP)
+    if not is_main or before is signal.SIG_IGN:
         yield
         return
-    had_terminal = has_terminal()
+    had_terminal = before.had_terminal if isinstance(before, HeldHangup) else has_terminal()
+    one_at_a_time = threading.Lock()
+
+    def act_alone() -> None:
+        with one_at_a_time:  # else what was read first might be kept last
+            act()
 
     def handle(number: int, frame: FrameType | None) -> None:
         if had_terminal and not has_terminal():
             signal.signal(signal.SIGHUP, signal.SIG_IGN)  # a shell sends another one; two SIGTERM would cut answers
             os.kill(os.getpid(), signal.SIGTERM)
         else:
-            threading.Thread(target=act, name="hangup", daemon=True).start()
+            threading.Thread(target=act_alone, name="hangup", daemon=True).start()
 
-    before = signal.signal(signal.SIGHUP, handle)
+    signal.signal(signal.SIGHUP, handle)
+    if isinstance(before, HeldHangup) and before.came:
+        before.came = False
+        handle(signal.SIGHUP, None)
     try:
         yield
     finally:

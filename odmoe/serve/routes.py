@@ -15,12 +15,13 @@ from starlette.types import Receive, Scope, Send
 from odmoe.serve.anthropic.request import read_messages
 from odmoe.serve.api_error import ClientGoneError, to_api_error
 from odmoe.serve.bounds.memory import TOKEN_BYTES
-from odmoe.serve.ollama.request import read_chat, read_generate
+from odmoe.serve.ollama.events import Preload, preloaded
+from odmoe.serve.ollama.request import model_name, read_chat, read_generate
 from odmoe.serve.openai import chat, completions
 from odmoe.serve.openai.parts import Shape, usage_of
 from odmoe.serve.openai.requests import ChatRequest, CompletionRequest, read_object, to_request
 from odmoe.serve.responses.request import read_response
-from odmoe.serve.sse import EventStream, WholeResponse
+from odmoe.serve.sse import EventStream, WholeResponse, encode
 from odmoe.serve.translated import Head, Translated
 from odmoe.serve.under_way import RequestUnderWay
 from odmoe.serve.writers import OpenAIWriter, ResponseWriter, TranslatedWriter
@@ -129,6 +130,10 @@ class _Answering:
         """What fails before the first event is an HTTP error, whether a stream was asked for or not."""
         service, record = self._service, under_way.record
         found = await self._read(under_way)
+        if isinstance(found, Preload):
+            service.check_name(model_name(found.model))
+            record.model, record.finish = service.name, "load"
+            return Response(encode(preloaded(found)), media_type="application/json")
         wanted, writer = await under_way.unless_stopped(asyncio.to_thread(self._api.prepare, service, found, record.id))
         under_way.held.add(TOKEN_BYTES * wanted.prompt_tokens)
         record.model, record.stream, record.prompt_tokens = service.name, found.stream, wanted.prompt_tokens
@@ -143,13 +148,13 @@ class _Answering:
         usage = usage_of(wanted.prompt_tokens, _tokens(exchange), exchange.cached_tokens)
         return WholeResponse(await under_way.unless_stopped(asyncio.to_thread(writer.whole, got, usage)))
 
-    async def _read(self, under_way: RequestUnderWay) -> Asked:
+    async def _read(self, under_way: RequestUnderWay) -> Asked | Preload:
         body = await under_way.read_body()
         loop = asyncio.get_running_loop()
         return await under_way.unless_stopped(loop.run_in_executor(self._service.body_pool, self._parse, body))
 
-    def _parse(self, body: bytearray) -> Asked:
-        found: Asked = self._api.read(read_object(body), self._service.unknown_fields)
+    def _parse(self, body: bytearray) -> Asked | Preload:
+        found: Asked | Preload = self._api.read(read_object(body), self._service.unknown_fields)
         return found
 
 

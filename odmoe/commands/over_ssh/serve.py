@@ -6,24 +6,22 @@ import contextlib
 import http.client
 import json
 import os
-import queue
 import signal
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from types import FrameType
-from typing import Any
 
 from odmoe.api.checks import check_early
-from odmoe.commands.over_ssh.generate import bring_up, pass_on
+from odmoe.commands.over_ssh.generate import bring_up
 from odmoe.commands.over_ssh.relay import Relay
+from odmoe.commands.over_ssh.service_there import CHECK_S, request_of, started_there
 from odmoe.log_thread import utc_time
 from odmoe.machines.cluster_file import ClusterFile, read_cluster_file
-from odmoe.machines.head import AT_HEAD, HERE, HERE_S, KEYS, SILENT_S, STOP
+from odmoe.machines.head import KEYS, STOP
 from odmoe.machines.home import cluster_dir
 from odmoe.machines.ssh import Ssh
 from odmoe.machines.ssh_process import Remote
@@ -33,19 +31,14 @@ from odmoe.serve.key_ring import KeyRing
 from odmoe.serve.loading import LoadingServer, LoadProgress
 from odmoe.serve.start import bind_socket, url_of
 from odmoe.settings.api_keys import ApiKey
-from odmoe.settings.derived import HERE_ONLY
 from odmoe.settings.serve_settings import ServeSettings
 from odmoe.settings.settings import Settings
 from odmoe.terminal import Output, Terminal
 from scheduler.errors import HostError, LaunchError
 
-GRACE_S = 30.0
-"""What the service has to end when nobody can reach it any more: this process has, or the connection."""
-CHECK_S = 10.0
 AGAIN_S = 2.0
 LASTING_S = 60.0
 """A service that was there for so long may be lost as often again."""
-THERE = "127.0.0.1:0"
 
 
 def serve_there(settings: Settings, own: ServeSettings, keys: tuple[ApiKey, ...], output: Output) -> int:
@@ -107,79 +100,49 @@ class _Service:
         self._relay, self._terminal, self._loading = relay, terminal, loading
         self._own, self._ring = own, KeyRing(keys)
         self._remote: Remote | None = None
+        self._reading = threading.Lock()
+        """Held while keys are read and sent: else the host might get the former ones last."""
         self.served, self.lasted_s = False, 0.0
         self._since: float | None = None
 
     def run(self, cluster: ClusterFile) -> int:
         """Until it ends. Returns its exit code. Raises HostError if the main host or the service there was lost, and
-        OSError where its log cannot be written here: it would wait for room in the pipe for ever."""
+        OSError where its log cannot be written here."""
         self._since = None
-        with Ssh.for_cluster(cluster, cluster_dir(cluster.name)) as ssh:
-            remote = ssh.start(cluster.main, AT_HEAD, GRACE_S)
+        with started_there(cluster) as there:
             try:
-                request = _request(self._settings, self._own, self._ring.keys, self._output)
-                remote.send(json.dumps(request) + "\n")
-                self._remote = remote
-                with _signals(remote) as signals:
-                    code, stderr = self._follow(ssh, cluster, remote)
+                self._send_keys_to(there.remote)
+                with _signals(there.remote) as signals:
+                    code, stderr = there.follow(partial(self._on_serving, cluster))
             finally:
                 self._remote = None
                 self._relay.on_lost()
                 self.lasted_s = 0.0 if self._since is None else time.monotonic() - self._since
-                remote.close(GRACE_S)
             if signals:
                 return 128 + signals[-1] if code == 128 + signal.SIGINT else code
-            if code == 255 or code < 0:
-                raise remote.failure(code, stderr)
-            if code > 128:
-                raise _killed_error(cluster, code - 128)
+            if (lost := there.lost_error(code, stderr)) is not None:
+                raise lost
             return code
+
+    def _send_keys_to(self, remote: Remote) -> None:
+        """Whatever keys are read again from now on go there too."""
+        with self._reading:
+            remote.send(request_of(self._settings, self._own, self._ring.keys, self._output))
+            self._remote = remote
 
     def read_keys_again(self) -> None:
         """In a thread, when SIGHUP came."""
-        read_keys_again(self._own, self._ring, lambda text: self._terminal.print_always(f"{utc_time()} {text}"))
-        if (remote := self._remote) is not None:
-            remote.send(KEYS + json.dumps([asdict(key) for key in self._ring.keys]) + "\n")
+        with self._reading:
+            read_keys_again(self._own, self._ring, lambda text: self._terminal.print_always(f"{utc_time()} {text}"))
+            if (remote := self._remote) is not None:
+                remote.send(KEYS + json.dumps([asdict(key) for key in self._ring.keys]) + "\n")
 
-    def _follow(self, ssh: Ssh, cluster: ClusterFile, remote: Remote) -> tuple[int, str]:
-        """Until the service ends. Returns its exit code and the last 4,000 bytes of its standard error."""
-        said: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
-        stderr, broken = bytearray(), list[OSError]()
-
-        def listen() -> None:
-            for line in remote.stdout:
-                said.put(line)
-            said.put(None)
-
-        threads = [
-            threading.Thread(target=listen, daemon=True),
-            threading.Thread(target=pass_on, args=(remote.stderr, sys.stderr, broken, stderr), daemon=True),
-        ]
-        for thread in threads:
-            thread.start()
-        while (line := _next(said, broken, remote)) is not None:
-            if (serving := _parse_announcement(line)) is not None:
-                self._loading.close()
-                self._relay.lead_to(ssh.forward(cluster.main, serving["port"]))
-                _check(self._relay.address, cluster)
-                self.served, self._since = True, time.monotonic()
-                self._terminal.print_always(f"serving {serving['name']} at {url_of(self._relay.address)}")
-        threads[1].join(CHECK_S)
-        try:
-            code = remote.process.wait(CHECK_S)
-        except subprocess.TimeoutExpired:
-            host = f"{cluster.main.name} ({cluster.main.address})"
-            raise HostError(f"{host}: its output has ended, but ssh to it has not for {CHECK_S:g} s") from None
-        return code, stderr[-4000:].decode(errors="replace")
-
-
-def _killed_error(cluster: ClusterFile, number: int) -> HostError:
-    """The error of a service that was ended there by a signal, though none came here."""
-    host = f"{cluster.main.name} ({cluster.main.address})"
-    if number == signal.SIGINT:
-        return HostError(f"{host}: the service there has heard nothing of this machine for {SILENT_S:g} s, and ended")
-    name = signal.Signals(number).name if number in signal.valid_signals() else f"signal {number}"
-    return HostError(f"{host}: the service there was ended by {name}; see dmesg there for want of memory")
+    def _on_serving(self, cluster: ClusterFile, name: str, service: Path) -> None:
+        self._loading.close()
+        self._relay.lead_to(service)
+        _check(self._relay.address, cluster)
+        self.served, self._since = True, time.monotonic()
+        self._terminal.print_always(f"serving {name} at {url_of(self._relay.address)}")
 
 
 def _wait_until_back(cluster: ClusterFile, within_s: float) -> None:
@@ -194,21 +157,6 @@ def _wait_until_back(cluster: ClusterFile, within_s: float) -> None:
             if time.monotonic() + AGAIN_S >= end:
                 raise
         time.sleep(AGAIN_S)
-
-
-def _request(settings: Settings, own: ServeSettings, keys: tuple[ApiKey, ...], output: Output) -> dict[str, Any]:
-    """What `odmoe.at_head` reads."""
-    given = settings.model_dump(mode="json", exclude_unset=True)
-    mine = own.model_dump(mode="json", exclude_unset=True, exclude={"api_key", "api_key_file"})
-    if settings.model:
-        mine.setdefault("model_name", (Path(settings.model.rstrip("/")).name,))
-    return {
-        "do": "serve",
-        "settings": {name: value for name, value in given.items() if name not in HERE_ONLY},
-        "service": {**mine, "bind": THERE},
-        "keys": list(map(asdict, keys)),
-        "output": asdict(output),
-    }
 
 
 @contextlib.contextmanager
@@ -227,27 +175,6 @@ def _signals(remote: Remote) -> Iterator[list[int]]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-
-
-def _next(said: queue.SimpleQueue[bytes | None], broken: list[OSError], remote: Remote) -> bytes | None:
-    """The next line of the service. Meanwhile it hears that this process is there."""
-    told = time.monotonic()
-    while not broken:
-        with contextlib.suppress(queue.Empty):
-            return said.get(timeout=0.2)  # without a limit it would hold up signals
-        if time.monotonic() - told > HERE_S:
-            told = time.monotonic()
-            remote.send(HERE)
-    raise broken[0]
-
-
-def _parse_announcement(line: bytes) -> dict[str, Any] | None:
-    """Name and port of the service. None for a line of a library."""
-    try:
-        found = json.loads(line)
-    except ValueError:
-        return None
-    return found if isinstance(found, dict) and {"name", "port"} <= found.keys() else None
 
 
 def _check(here: tuple[str, int], cluster: ClusterFile) -> None:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import time
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
+from odmoe.chat import arguments_object
 from odmoe.serve.error_forms import OLLAMA, error_object
 from odmoe.serve.sse import encode
 
@@ -51,15 +52,15 @@ class Lines:
             self._calls[call["index"]][name] += function.get(name) or ""
 
     def _object(self, content: str, thinking: str, calls: list[dict[str, Any]]) -> dict[str, Any]:
-        head = {"model": self._head.model, "created_at": _now()}
         more: dict[str, Any] = {"thinking": thinking} if thinking else {}
-        if not self._is_chat:
-            return head | {"response": content} | more
         more |= {"tool_calls": calls} if calls else {}
-        return head | {"message": {"role": "assistant", "content": content} | more}
+        return _object_of(self._head.model, self._is_chat, content, more)
 
     def on_end(self, ending: Ending, usage: dict[str, Any]) -> bytes:
-        calls = [{"function": {"name": one["name"], "arguments": _object(one["arguments"])}} for one in self._calls]
+        calls = [
+            {"function": {"name": one["name"], "arguments": arguments_object(one["arguments"] or {})}}
+            for one in self._calls
+        ]
         now = time.perf_counter()
         first = max(ending.first_at, self._began)
         figures = {
@@ -83,6 +84,28 @@ class Lines:
         return self._last
 
 
+@dataclass(frozen=True, slots=True)
+class Preload:
+    """A request without a prompt, by which ollama's clients have a model loaded, or with `keep_alive` 0 unloaded. Here
+    it is loaded, and stays so."""
+
+    model: str
+    """As the client has named it."""
+    is_chat: bool
+
+
+def preloaded(asked: Preload) -> dict[str, Any]:
+    """The answer to a request without a prompt: one object, whether a stream was asked for or not."""
+    return _object_of(asked.model, asked.is_chat, "", {}) | {"done": True, "done_reason": "load"}
+
+
+def _object_of(model: str, is_chat: bool, content: str, more: dict[str, Any]) -> dict[str, Any]:
+    head = {"model": model, "created_at": _now()}
+    if not is_chat:
+        return head | {"response": content} | more
+    return head | {"message": {"role": "assistant", "content": content} | more}
+
+
 def _line(value: dict[str, Any]) -> bytes:
     return encode(value) + b"\n"
 
@@ -93,11 +116,3 @@ def _now() -> str:
 
 def _nanoseconds(seconds: float) -> int:
     return int(seconds * 1e9)
-
-
-def _object(arguments: str) -> Any:
-    """A call's arguments. As text where they are no JSON."""
-    try:
-        return json.loads(arguments or "{}")
-    except (ValueError, RecursionError):
-        return arguments

@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 from odmoe.serve.anthropic.request import THINKS
-from odmoe.serve.ollama.events import Lines
+from odmoe.serve.ollama.events import Lines, Preload
 from odmoe.serve.openai.neutral import ALL_TOKENS
 from odmoe.serve.openai.requests import ChatRequest, CompletionRequest, to_request
 from odmoe.serve.request_fields import Body, UnknownFields, objects_in
@@ -24,7 +24,8 @@ UNSUPPORTED: dict[str, tuple[Any, ...]] = {
 }
 """Fields that are not supported, with the values that ask for nothing."""
 UNUSED = ("keep_alive", "truncate", "shift")
-"""Fields about how long a model stays in memory, and about prompts that do not fit: here these are refused."""
+"""Fields about how long a model stays in memory, here until the service ends, and about prompts that do not fit, which
+are refused."""
 OPTIONS = {
     "temperature": "temperature",
     "top_p": "top_p",
@@ -70,29 +71,33 @@ def model_name(given: str) -> str:
     return given.removesuffix(LATEST)
 
 
-def read_chat(given: dict[str, Any], fields: UnknownFields) -> Translated:
+def read_chat(given: dict[str, Any], fields: UnknownFields) -> Translated | Preload:
     """Raises ApiError."""
     body = Body(given)
     named, chat = _begin(body, fields)
     calls: list[dict[str, Any]] = []
     chat["messages"] = [
         _message(Body(message, place), calls, fields)
-        for place, message in objects_in(body.need("messages", list), "messages")
+        for place, message in objects_in(body.take("messages", list, []), "messages")
     ]
     chat["tools"] = body.take("tools", list, [])
     _end(body, fields)
+    if not chat["messages"]:
+        return Preload(named, is_chat=True)
     with renamed(NAMES):
         request = to_request(ChatRequest, without_none(chat), fields)
     return Translated(request, lambda head: Lines(head, is_chat=True), named, NAMES)
 
 
-def read_generate(given: dict[str, Any], fields: UnknownFields) -> Translated:
+def read_generate(given: dict[str, Any], fields: UnknownFields) -> Translated | Preload:
     """A chat of one message; with `raw` a prompt as it is. Raises ApiError."""
     body = Body(given)
     named, asked = _begin(body, fields)
     prompt, system = body.take("prompt", str, ""), body.take("system", str, "")
     is_raw = body.take("raw", bool, False)
     _end(body, fields)
+    if not prompt:
+        return Preload(named, is_chat=False)
     kind: type[ChatRequest | CompletionRequest] = ChatRequest
     if is_raw:
         kind = CompletionRequest

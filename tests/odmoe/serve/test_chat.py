@@ -7,9 +7,11 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import httpx2
 import jsonschema
 import openai
 import pytest
+from pydantic_core import from_json
 
 from main_node.answer import Step
 from odmoe.text import StoppedText
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
 
     from main_node.report import Report
     from odmoe.api.model import Model
+    from support.machines.http_service import Served
 
 NAME = "demo-moe"
 CHAT: list[Any] = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "hi"}]
@@ -458,6 +461,59 @@ class TestTools:
             call["function"] = wrong
             with pytest.raises(openai.BadRequestError, match=r"messages\.2\.tool_calls"):
                 answer(client, messages=chat, tools=[TOOL])
+
+    @pytest.mark.parametrize("more", ["", '"x"'])
+    def test_the_chat_goes_on_after_a_call_that_broke_in_a_stream(self, client: OpenAI, says: Any, more: str) -> None:
+        """What was given cannot be taken back. It is the beginning of JSON, and is taken again."""
+        says('<tool_call>\n{"name": "add", "arguments": {"a": 1, "b": ' + more + "\n</tool_call>")
+        asked: Any = {"tools": [TOOL], "max_completion_tokens": 200}
+        calls = [
+            call
+            for event in answer(client, stream=True, **asked)
+            for call in (event.choices[0].delta.tool_calls or [] if event.choices else [])
+        ]
+        arguments = "".join(call.function.arguments for call in calls)
+        assert from_json(arguments, allow_partial=True)["a"] == 1
+        assert arguments.startswith('{"a": 1, "b":')
+        function = {"name": calls[0].function.name, "arguments": arguments}
+        called = {"role": "assistant", "tool_calls": [{"id": calls[0].id, "type": "function", "function": function}]}
+        result = {"role": "tool", "tool_call_id": calls[0].id, "content": "the arguments are no JSON"}
+        assert answer(client, messages=[*CHAT, called, result], **asked).choices
+
+        function_tool = {"type": "function", **TOOL["function"]}
+        events = list(client.responses.create(model=NAME, input=CHAT[-1:], tools=[function_tool], stream=True))
+        output = [item.model_dump() for item in events[-1].response.output]
+        called_ids = [item["call_id"] for item in output if item["type"] == "function_call"]
+        said = [{"type": "function_call_output", "call_id": one, "output": "no JSON"} for one in called_ids]
+        assert called_ids
+        again = client.responses.create(model=NAME, input=[*CHAT[-1:], *output, *said], tools=[function_tool])
+        assert again.status in ("completed", "incomplete")
+
+    def test_it_goes_on_in_the_other_apis(self, served: Served, says: Any) -> None:
+        """Their calls have objects, in a stream too."""
+        says('<tool_call>\n{"name": "add", "arguments": {"a": 1, "b": \n</tool_call>')
+
+        def post(path: str, **body: Any) -> httpx2.Response:
+            found = httpx2.post(f"{served.url}{path}", json={"model": NAME, **body}, timeout=60)
+            assert found.status_code == 200, found.text
+            return found
+
+        lines = post("/api/chat", messages=CHAT[-1:], tools=[TOOL]).text.splitlines()
+        (call,) = [call for line in lines for call in json.loads(line)["message"].get("tool_calls", ())]
+        assert call["function"]["arguments"]["a"] == 1
+        done = [{"role": "assistant", "content": "", "tool_calls": [call]}, {"role": "tool", "content": "no JSON"}]
+        post("/api/chat", messages=[*CHAT[-1:], *done], tools=[TOOL], stream=False)
+
+        tool = {"name": "add", "input_schema": {"type": "object"}}
+        asked: dict[str, Any] = {"tools": [tool], "max_tokens": 200}
+        text = post("/v1/messages", messages=CHAT[-1:], stream=True, **asked).text
+        events = [json.loads(line.removeprefix("data: ")) for line in text.splitlines() if line.startswith("data: ")]
+        (use,) = [one["content_block"] for one in events if one.get("content_block", {}).get("type") == "tool_use"]
+        pieces = [one["delta"].get("partial_json", "") for one in events if one["type"] == "content_block_delta"]
+        use["input"] = from_json("".join(pieces), allow_partial=True)  # as the official client does
+        result = {"type": "tool_result", "tool_use_id": use["id"], "content": "no JSON"}
+        chat = [*CHAT[-1:], {"role": "assistant", "content": [use]}, {"role": "user", "content": [result]}]
+        post("/v1/messages", messages=chat, **asked)
 
     def test_it_is_not_known_how_the_model_calls(
         self, client: OpenAI, model: Model, says: Any, monkeypatch: pytest.MonkeyPatch

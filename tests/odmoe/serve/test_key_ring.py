@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import signal
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,7 +20,7 @@ from starlette.types import Message, Receive, Scope, Send
 from odmoe.serve.access_log import Record
 from odmoe.serve.api_error import ApiError
 from odmoe.serve.callers import Keys
-from odmoe.serve.hangup import on_hangup, read_keys_again
+from odmoe.serve.hangup import hold_hangup, on_hangup, read_keys_again
 from odmoe.serve.key_ring import KeyRing
 from odmoe.serve.request_fields import MOST_NAMES, Body, UnknownFields
 from odmoe.settings.api_keys import ApiKey
@@ -172,6 +175,33 @@ def test_a_hangup_that_is_ignored_stays_so() -> None:
             assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
     finally:
         signal.signal(signal.SIGHUP, before)
+
+
+def test_a_hangup_before_the_service_is_held() -> None:
+    """As a reload right after the start sends it. Calls do not overlap: what was read last is kept."""
+    before, began, together = signal.getsignal(signal.SIGHUP), list[float](), list[int]()
+    under_way = threading.Semaphore(0)
+
+    def act() -> None:
+        began.append(time.monotonic())
+        together.append(len(began) - len(ended))
+        time.sleep(0.05)
+        ended.append(time.monotonic())
+        under_way.release()
+
+    ended: list[float] = []
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    try:
+        hold_hangup()
+        os.kill(os.getpid(), signal.SIGHUP)
+        with on_hangup(act):
+            os.kill(os.getpid(), signal.SIGHUP)
+            for _ in range(2):
+                assert under_way.acquire(timeout=10)
+        os.kill(os.getpid(), signal.SIGHUP)  # while the process ends
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    assert together == [1, 1]
 
 
 def test_strange_fields_without_number_are_looked_at_in_part() -> None:

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,7 +29,8 @@ KEY = "a-key-of-the-clients"
 INSTALL_S = 240
 TOKEN_S = 0.02
 """Between two tokens: those that come at once are one event."""
-CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 19, "b": 23}}\n</tool_call>'
+ASKED = '{"name": "add", "arguments": {"a": 19, "b": 23}}'
+CALL = f"<tool_call>\n{ASKED}\n</tool_call>"
 TEMPLATE = (
     "{{ bos_token }}"
     "{% if tools %}<tools>{% for t in tools %}{{ t | tojson }}{% endfor %}</tools> <tool_call>{% endif %}"
@@ -57,7 +59,9 @@ class Script:
 
 
 def says(prompt: str) -> str:
-    """A model that calls, and then answers with what the tool has said."""
+    """A model that calls, and then answers with what the tool has said. A prompt may have begun the call."""
+    if prompt.rstrip().endswith("<tool_call>"):
+        return ASKED
     result = re.search(r"<tool_response>\s*\"?(\d+)", prompt)
     return f"The sum of both is {result[1]}." if result else CALL if "<tools>" in prompt else "Nineteen and more."
 
@@ -116,17 +120,23 @@ def folder_for(config: pytest.Config, file: Path) -> tuple[Path, Path]:
 
 
 @pytest.fixture(scope="session")
-def python(request: pytest.FixtureRequest) -> Path:
-    """The interpreter of an environment with the clients of requirements.txt, which names their dependencies too."""
-    asked = HERE / "requirements.txt"
-    folder, whole = folder_for(request.config, asked)
-    found = folder / "venv" / "bin" / "python"
-    if not whole.exists():
-        subprocess.run([sys.executable, "-m", "venv", "--clear", folder / "venv"], check=True, timeout=INSTALL_S)
-        pip = [str(found), "-m", "pip", "install", "--quiet", "--no-deps", "--no-compile", "-r", str(asked)]
-        with install(pip, folder):
-            whole.touch()
-    return found
+def python_of(request: pytest.FixtureRequest) -> Callable[[str], Path]:
+    """The interpreter of an environment with the clients of a file of requirements, which names their dependencies
+    too."""
+
+    @cache
+    def interpreter(name: str) -> Path:
+        asked = HERE / name
+        folder, whole = folder_for(request.config, asked)
+        found = folder / "venv" / "bin" / "python"
+        if not whole.exists():
+            subprocess.run([sys.executable, "-m", "venv", "--clear", folder / "venv"], check=True, timeout=INSTALL_S)
+            pip = [str(found), "-m", "pip", "install", "--quiet", "--no-deps", "--no-compile", "-r", str(asked)]
+            with install(pip, folder):
+                whole.touch()
+        return found
+
+    return interpreter
 
 
 @pytest.fixture(scope="session")

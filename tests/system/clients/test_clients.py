@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.system, pytest.mark.timeout(600)]
 PROGRAMS = sorted((Path(__file__).parent / "programs").glob("with_*.py"))
 PROGRAM_S = 180
+OLDER = ("with_instructor", "with_llama_index")
+"""Those that need an older version of the openai package."""
 
 
 def conversation(command: list[str], folder: Path) -> None:
@@ -33,8 +36,9 @@ def conversation(command: list[str], folder: Path) -> None:
 
 
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda path: path.stem.removeprefix("with_"))
-def test_a_client_of_python(served: Served, python: Path, program: Path) -> None:
-    conversation([str(python), program.name, served.url], program.parent)
+def test_a_client_of_python(served: Served, python_of: Callable[[str], Path], program: Path) -> None:
+    requirements = "requirements-older.txt" if program.stem in OLDER else "requirements.txt"
+    conversation([str(python_of(requirements)), program.name, served.url], program.parent)
 
 
 def test_the_ai_sdk(served: Served, node: Path) -> None:

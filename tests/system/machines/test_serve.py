@@ -7,6 +7,7 @@ import os
 import re
 import signal
 import socket
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -14,10 +15,12 @@ from pathlib import Path
 
 import httpx2
 import openai
+import pexpect
 import psutil
 import pytest
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from support.machines.processes import HANG_S, Running, Starter, marked, starter, wait_until
+from support.machines.processes import HANG_S, ODMOE, Running, Starter, marked, starter, wait_until
 from support.machines.served_process import address_of, client_of
 from support.machines.ssh_hosts import SshHosts
 
@@ -63,10 +66,11 @@ class World:
         return self.folder / "at_head.py"
 
     def serve(self, *more: str) -> Running:
+        return self.run("serve", "--bind", "127.0.0.1:0", *more)
+
+    def run(self, command: str, *more: str, stdin: int = subprocess.DEVNULL) -> Running:
         here = {"HOME": str(self.folder / "home"), "PYTHONPATH": str(self.folder / "here")}
-        return self.start(
-            "serve", "--cluster", str(self.folder / "cluster.yaml"), "--bind", "127.0.0.1:0", *more, **here
-        )
+        return self.start(command, "--cluster", str(self.folder / "cluster.yaml"), *more, stdin=stdin, **here)
 
     def runs_there(self) -> bool:
         """Whether anything of it does."""
@@ -247,3 +251,37 @@ def test_an_address_in_use(world: World) -> None:
         code, _, err = running.finish()
     assert code == 2
     assert b"in use" in err
+
+
+def test_a_conversation(world: World, demo: Path) -> None:
+    """It is Transformers' own answer, and leaves no service on the main host."""
+    tokenizer = AutoTokenizer.from_pretrained(demo)
+    inputs = tokenizer("HAMLET", return_tensors="pt")
+    whole = AutoModelForCausalLM.from_pretrained(demo).generate(**inputs, max_new_tokens=8, do_sample=False)
+    text = tokenizer.decode(whole[0, inputs["input_ids"].shape[1] :], skip_special_tokens=True)
+    running = world.run("chat", "--no-template", "-n", "8", stdin=subprocess.PIPE)
+    out, err = running.process.communicate(b"HAMLET", timeout=HANG_S)
+    assert (running.process.returncode, out.decode().rstrip("\n")) == (0, text.rstrip("\n")), err.decode()
+    assert b"POST" not in err, "the service there logs no requests of this conversation"
+    wait_until(lambda: not world.runs_there(), "the service on the main host", HANG_S)
+
+
+def test_a_conversation_outlives_its_service(world: World, hosts: SshHosts, tmp_path: Path) -> None:
+    """An answer that is cut off is an error, and the next message is answered by a new service."""
+    here = {"HOME": str(tmp_path / "home"), "PYTHONPATH": str(tmp_path / "here"), "TERM": "dumb", "NO_COLOR": "1"}
+    flags = ["chat", "--cluster", str(tmp_path / "cluster.yaml"), "--no-template", "-n", "8"]
+    chat = pexpect.spawn(str(ODMOE), flags, env=os.environ | here, timeout=HANG_S, encoding="utf-8")
+    try:
+        chat.expect("demo-moe - /help")
+        chat.expect(">>>")
+        for number in sessions(hosts):
+            os.kill(number, signal.SIGKILL)
+        wait_until(lambda: not world.runs_there(), "the service on the main host")
+        chat.send("HAMLET\r")
+        chat.expect(r"cut at the most tokens")
+        chat.expect(">>>")
+        chat.sendeof()
+        chat.expect(pexpect.EOF)
+    finally:
+        chat.close(force=True)
+    assert chat.exitstatus == 0

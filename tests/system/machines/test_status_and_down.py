@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
+import subprocess
 import threading
 import time
 from collections.abc import Callable
@@ -43,7 +45,11 @@ def test_status_of_what_is_ready_and_of_what_is_not(
     up(world.file, world.settings, world.terminal)
     good, text = shown(capsys, lambda: status(world.file))
     assert good
-    head, *rows, owner = text.splitlines()
+    head, *rows, owner, certificate = text.splitlines()
+    file = world.home(1) / "odmoe" / "keys" / "node.pem"
+    command = ["openssl", "x509", "-enddate", "-noout", "-dateopt", "iso_8601", "-in", str(file)]
+    end = subprocess.run(command, capture_output=True, text=True, check=True, timeout=30).stdout[9:19]
+    assert re.fullmatch(rf"certificate: all 4 hosts: until {end}, [\d,]+ days left", certificate)
     assert owner.startswith(f"owner: the cluster odmoe-test of {launcher()} ({world.file}), since 20")
     assert head.split()[:3] == ["host", "address", "state"]
     assert [row.split()[:4] for row in rows] == [[h.name, h.address, "ready", "alive"] for h in world.cluster.hosts]

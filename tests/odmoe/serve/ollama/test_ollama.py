@@ -50,6 +50,26 @@ def test_a_raw_prompt_is_continued(served: Served, client: OpenAI) -> None:
     assert found["response"] == expected
 
 
+@pytest.mark.parametrize("more", [{}, {"keep_alive": 0}, {"keep_alive": "5m", "stream": False}])
+def test_without_a_prompt_the_model_is_loaded(served: Served, more: dict[str, Any]) -> None:
+    """The shapes of ollama's documentation: one object, stream or not. The model stays, whatever `keep_alive` says."""
+    head = {"model": "demo-moe:latest", "done": True, "done_reason": "load"}
+    message = {"message": {"role": "assistant", "content": ""}}
+    cases: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
+        ("/api/generate", {}, {"response": ""}),
+        ("/api/generate", {"prompt": "", "system": "be brief"}, {"response": ""}),
+        ("/api/chat", {}, message),
+        ("/api/chat", {"messages": []}, message),
+    ]
+    for path, asked, expected in cases:
+        found = ask(served, path, **asked, **more)
+        assert found.status_code == 200
+        (answer,) = (json.loads(line) for line in found.text.splitlines())
+        assert answer.pop("created_at").endswith("Z")
+        assert answer == head | expected
+    assert ask(served, "/api/chat", **{"model": "llama3", **more}).status_code == 404
+
+
 def test_calls_and_results() -> None:
     """ollama's have no ids; they belong together by name and order."""
     call = {"function": {"name": "add", "arguments": {"a": 1}}}
