@@ -39,8 +39,8 @@ class Calm:
 
     @property
     def changed(self) -> int:
-        """Answers that are not as before, or not there."""
-        return sum(one.is_changed or one.error is not None or one.defect is not None for one in self.outcomes)
+        """Answers that are not as before, or have no end."""
+        return sum(one.is_changed or bool(one.error or one.defect) for one in self.outcomes)
 
 
 @dataclass(frozen=True, slots=True)

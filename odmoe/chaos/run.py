@@ -78,7 +78,7 @@ class Disturbance:
         prompts = [Prompt(list(ids), self._calm_answer(ids)) for ids in self._asked]
         if missing := self._wait_until_whole():  # a shadow starts with the first answer
             raise LaunchError(f"{', '.join(missing)} did not serve within {BACK_S:g} s, without any fault")
-        before = self._calm(prompts)
+        before = self._calm(prompts, plan.bound_s)
         if before.changed:
             raise WrongOutputError("two answers to one prompt differ without any fault; give settings that are exact")
         load = Load(self._ask, prompts, plan.clients, plan.seed, self._wrong)
@@ -92,7 +92,7 @@ class Disturbance:
         seconds = time.monotonic() - began
         say("answers after the faults")
         late = self._wait_until_whole()
-        after = self._calm(prompts)
+        after = self._calm(prompts, plan.bound_s)
         return judge(load.outcomes, self.strikes, before, after, seconds=seconds, hanging=hanging, missing=late)
 
     def _disturb(self, plan: Plan, load: Load, began: float, say: Say) -> None:
@@ -124,12 +124,13 @@ class Disturbance:
             time.sleep(LOOK_S)
         return list(missing)
 
-    def _calm(self, prompts: Sequence[Prompt]) -> Calm:
+    def _calm(self, prompts: Sequence[Prompt], bound_s: float) -> Calm:
         """Each prompt once, without faults, and what the nodes hold then."""
-        outcomes, began = [], time.monotonic()
-        for prompt in prompts:
-            outcomes.append(Outcome(prompt, len(prompt.expected)))
-            ask_once(self._ask, outcomes[-1])
+        outcomes = [Outcome(prompt, len(prompt.expected)) for prompt in prompts]
+        began = time.monotonic()
+        asking = threading.Thread(target=lambda: [ask_once(self._ask, one) for one in outcomes], daemon=True)
+        asking.start()
+        asking.join(bound_s)
         seconds = time.monotonic() - began
         return Calm(outcomes, sum(len(one.tokens) for one in outcomes) / seconds, self._nodes.usage())
 
