@@ -27,9 +27,8 @@ class Victims(Protocol):
     def workers(self) -> Sequence[str]:
         """Names of the workers, `worker 0` and so on."""
 
-    def send(self, name: str, number: signal.Signals) -> bool:
-        """A signal to the process of a node: to the one that got the last, if it is SIGCONT. False: there is none just
-        now."""
+    def send(self, name: str, number: signal.Signals, again: bool = False) -> bool:
+        """A signal to the process of a node. `again`: to the one that got its last. False: there is none just now."""
 
     def leave(self) -> int:
         """Have every client leave its answer. Returns how many did."""
@@ -60,19 +59,20 @@ def _freeze(names: Callable[[Victims, random.Random], Sequence[str]]) -> Callabl
             time.sleep(rng.uniform(*FROZEN_S))
         finally:  # Ctrl-C leaves no node frozen
             for name in frozen:
-                victims.send(name, signal.SIGCONT)
+                victims.send(name, signal.SIGCONT, again=True)
         return ", ".join(frozen)
 
     return strike
 
 
 def _slow(victims: Victims, rng: random.Random) -> str:
-    name, end = rng.choice(victims.workers()), time.monotonic() + SLOW_S
-    while time.monotonic() < end and victims.send(name, signal.SIGSTOP):
+    name, end, again = rng.choice(victims.workers()), time.monotonic() + SLOW_S, False
+    while time.monotonic() < end and victims.send(name, signal.SIGSTOP, again):
+        again = True
         try:
             time.sleep(STANDS_S)
         finally:
-            victims.send(name, signal.SIGCONT)
+            victims.send(name, signal.SIGCONT, again=True)
         time.sleep(RUNS_S)
     return name
 

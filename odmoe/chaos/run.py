@@ -109,6 +109,7 @@ class Disturbance:
             at = time.monotonic()
             victim = fault.strike(self._nodes, rng)
             over = time.monotonic()
+            say(f"{done}: {fault.name} of {victim}, until all nodes serve")
             missing = self._wait_until_whole()
             self.strikes.append(Strike(fault.name, victim, at, over, time.monotonic(), tuple(missing)))
 

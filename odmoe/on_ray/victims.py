@@ -41,9 +41,9 @@ class NodeProcesses:
         except ODMoEError:
             return [MAIN]
 
-    def send(self, name: str, number: signal.Signals) -> bool:
+    def send(self, name: str, number: signal.Signals, again: bool = False) -> bool:
         try:
-            if number != signal.SIGCONT:
+            if not again:
                 self._last[name] = self._cluster.pid(name), self._host(name)
             pid, host = self._last[name]
             self._on(host, os.kill, pid, number)

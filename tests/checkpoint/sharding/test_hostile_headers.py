@@ -97,11 +97,10 @@ def test_many_headers(folder: Path, sound: tuple[dict[str, Any], int]) -> None:
         file = write(folder, bytes(text), data_bytes)
         try:
             open_source(folder)
-        except ODMoEError as error:
+        except ODMoEError:
             refused += 1
-            assert str(error).encode(), seed
-            continue
-        assert is_readable(file), seed
+        else:
+            assert is_readable(file), seed
     assert refused > HEADERS / 2
 
 
@@ -120,5 +119,5 @@ def test_many_headers(folder: Path, sound: tuple[dict[str, Any], int]) -> None:
 def test_an_entry_that_no_tensor_can_have(change: dict[str, Any], folder: Path) -> None:
     entry = {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}
     write(folder, json.dumps({"a": entry | change}).encode(), 8)
-    with pytest.raises(CorruptCheckpointError, match="model.safetensors"):
+    with pytest.raises(CorruptCheckpointError, match=r"model\.safetensors"):
         open_source(folder)

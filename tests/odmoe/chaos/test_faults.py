@@ -33,7 +33,7 @@ class Sleepers:
     def workers(self) -> list[str]:
         return ["worker 0", "worker 1", "worker 2"]
 
-    def send(self, name: str, number: signal.Signals) -> bool:
+    def send(self, name: str, number: signal.Signals, again: bool = False) -> bool:
         self.sent.append((name, number))
         process = self.nodes[name]
         os.kill(process.pid, number)

@@ -38,7 +38,7 @@ class World:
     def workers(self) -> list[str]:
         return ["worker 0"]
 
-    def send(self, name: str, number: signal.Signals) -> bool:
+    def send(self, name: str, number: signal.Signals, again: bool = False) -> bool:
         return True
 
     def leave(self) -> int:
