@@ -53,7 +53,9 @@ def chaos(
     duration: Annotated[
         str, typer.Option("--for", help="How long: 90s, 10m, 2h (default: 2m)", show_default=False, metavar="TIME")
     ] = "2m",
-    seed: Annotated[int, typer.Option(help="Draws the same faults again (default: 0)", show_default=False)] = 0,
+    seed: Annotated[
+        int, typer.Option(help="Draws the same faults again (default: 0)", show_default=False, metavar="N")
+    ] = 0,
     faults: Annotated[
         str | None,
         typer.Option(help="Only these, by name; none: load alone (default: all)", show_default=False, metavar="A,B"),
