@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 BACK_S = 180.0
 """Longest wait for nodes to come back after a fault."""
+NOTICED_S = 2.0
+"""After a fault, until its victims count as lost if they are."""
 LOOK_S = 0.1
 REST_S = (0.3, 2.0)
 """Between a cluster that is whole and the next fault."""
@@ -110,6 +112,7 @@ class Disturbance:
             victim = fault.strike(self._nodes, rng)
             over = time.monotonic()
             say(f"{done}: {fault.name} of {victim}, until all nodes serve")
+            time.sleep(NOTICED_S)
             missing = self._wait_until_whole()
             self.strikes.append(Strike(fault.name, victim, at, over, time.monotonic(), tuple(missing)))
 
@@ -129,11 +132,15 @@ class Disturbance:
         """Each prompt once, without faults, and what the nodes hold then."""
         outcomes = [Outcome(prompt, len(prompt.expected)) for prompt in prompts]
         began = time.monotonic()
-        asking = threading.Thread(target=lambda: [ask_once(self._ask, one) for one in outcomes], daemon=True)
+        asking = threading.Thread(target=self._ask_each, args=(outcomes,), daemon=True)
         asking.start()
         asking.join(bound_s)
         seconds = time.monotonic() - began
         return Calm(outcomes, sum(len(one.tokens) for one in outcomes) / seconds, self._nodes.usage())
+
+    def _ask_each(self, outcomes: Sequence[Outcome]) -> None:
+        for one in outcomes:
+            ask_once(self._ask, one)
 
     def _calm_answer(self, ids: Sequence[int]) -> list[int]:
         with self._ask(ids, self._tokens) as answer:

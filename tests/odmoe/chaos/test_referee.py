@@ -100,6 +100,7 @@ def disturb(world: World, monkeypatch: pytest.MonkeyPatch, **plan: Any) -> Verdi
     monkeypatch.setattr(run, "BACK_S", 0.3)
     monkeypatch.setattr(run, "REST_S", (0.02, 0.05))
     monkeypatch.setattr(run, "WAITS_S", 0.3)
+    monkeypatch.setattr(run, "NOTICED_S", 0.02)
     monkeypatch.setattr(load, "PAUSE_S", 0.01)
     fault = Fault("struck", "", world.strike)
     given: dict[str, Any] = {"faults": [fault], "worker_wait_s": 0.2, "requests": 40} | plan
