@@ -60,7 +60,7 @@ def ask(settings: Settings, prompts: list[str], output: Output, listed: bool = F
         with ExitStack() as both:  # each is fetched even if the other fails
             for name, there in kept.items():
                 both.callback(_fetch, ssh, cluster, there, Path(dumped[name]), code)
-    if code == 255:
+    if failure is not None:
         raise failure
     return code
 
@@ -75,20 +75,20 @@ def ask_head(settings: Settings, request: dict[str, Any], output: Output) -> int
     given = {name: value for name, value in dumped.items() if name not in HERE_ONLY}
     with Ssh.for_cluster(cluster, cluster_dir(cluster.name)) as ssh:
         code, failure = _relay_request(ssh, cluster, {**request, "settings": given})
-    if code == 255:
+    if failure is not None:
         raise failure
     return code
 
 
-def _relay_request(ssh: Ssh, cluster: ClusterFile, request: dict[str, Any]) -> tuple[int, HostError]:
-    """Send a request to the main host and pass on what it prints. Returns the exit code, and what 255 means."""
+def _relay_request(ssh: Ssh, cluster: ClusterFile, request: dict[str, Any]) -> tuple[int, HostError | None]:
+    """Send a request to the main host and pass on what it prints. Returns the exit code, and why there is none."""
     remote = ssh.start(cluster.main, AT_HEAD)
     try:
         remote.send(json.dumps(request) + "\n")
         code, stderr = relay(remote)
     finally:
         remote.close()
-    return code, remote.failure(code, stderr)
+    return code, remote.failure(code, stderr) if code == 255 else None
 
 
 def bring_up(settings: Settings, cluster: ClusterFile, output: Output) -> None:
