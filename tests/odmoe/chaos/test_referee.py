@@ -171,7 +171,11 @@ def test_the_same_seed_draws_the_same_faults(monkeypatch: pytest.MonkeyPatch) ->
     drawn: list[list[str]] = []
 
     def noted(name: str) -> Fault:
-        return Fault(name, "", lambda victims, rng: drawn[-1].append(f"{name} {rng.random()}") or "")
+        def strike(victims: Any, rng: random.Random) -> str:
+            drawn[-1].append(f"{name} {rng.random()}")
+            return name
+
+        return Fault(name, "", strike)
 
     for seed in (7, 7, 8):
         drawn.append([])
