@@ -44,6 +44,9 @@ test-system: env  ## the tests that start clusters: Ray, ssh, ten hosts, kills (
 	$(BIN)/python -m pytest $(ALONE) || status=1; \
 	exit $$status
 
+fuzz: env  ## 300,000 mutated messages for each kind of node (FRAMES=..., FUZZ_SEED=...; two hours)
+	@FRAMES=$(or $(FRAMES),300000) FUZZ_SEED=$(or $(FUZZ_SEED),1000) $(BIN)/python -m pytest -n 0 tests/system/nodes/test_fuzzed_frames.py
+
 test-slow: env  ## the slow tests: many cases of what the fast ones try a few of (27 minutes on two cores)
 	@$(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist worksteal -m slow
 

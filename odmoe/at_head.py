@@ -51,6 +51,18 @@ def _generate(request: dict[str, Any]) -> int:
     return outcome(work, bool(request["output"]["json"]))
 
 
+def _chaos(request: dict[str, Any]) -> int:
+    """Disturb this cluster, as `odmoe chaos` asks for. Returns the exit code."""
+
+    def work() -> int:
+        from odmoe.commands.chaos import Chaos, run_chaos
+
+        settings = settings_here({**request["settings"], "cluster": "auto"})
+        return 0 if run_chaos(settings, Chaos(**request["chaos"])) else 1
+
+    return outcome(work, bool(request["chaos"]["as_json"]))
+
+
 def _serve(request: dict[str, Any]) -> int:
     """Serve as `odmoe.commands.over_ssh.serve` asks for, to this host alone. Says on standard output where, in a JSON
     line. Returns the exit code."""
@@ -125,6 +137,8 @@ def main() -> int:
     threading.Thread(target=_follow_launcher, daemon=True).start()
     if request.get("do") == "generate":
         return _generate(request)
+    if request.get("do") == "chaos":
+        return _chaos(request)
     from odmoe.on_ray.head import serve
 
     return serve(request, settings_here)

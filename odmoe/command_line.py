@@ -23,7 +23,7 @@ from odmoe.commands.shared.flags import SettingsCommand
 NAMES = (
     *("generate", "chat", "pull", "models", "rm", "config", "shard", "stores"),
     *("certs", "up", "status", "down", "host-stores"),
-    *("bench", "doctor", "plan", "serve", "simulate", "routes", "systems", "train-predictor", "verify"),
+    *("bench", "chaos", "doctor", "plan", "serve", "simulate", "routes", "systems", "train-predictor", "verify"),
 )
 """Of the commands, in the order of the help. Each is the function of that name in its module of `odmoe.commands`."""
 _HIDDEN = ("stores",)

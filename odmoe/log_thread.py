@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import queue
 import sys
 import threading
@@ -18,6 +19,9 @@ PLACES = 10_000
 END_S = 5.0
 """Longest wait, at the end, for lines that still wait."""
 
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
+"""Errors of a disk, after which a later line may be written."""
+
 Write = Callable[[str], object]
 
 
@@ -27,8 +31,8 @@ def utc_time() -> str:
 
 
 class LogThread:
-    """Writes lines in order. Where `places` lines wait already, a line is lost, and the next one that is not says how
-    many were."""
+    """Writes lines in order. Where `places` lines wait already, or the disk is full, a line is lost, and the next one
+    that is not says how many were."""
 
     def __init__(self, places: int = PLACES) -> None:
         self._lines: queue.Queue[tuple[Write, str] | None] = queue.Queue(places)
@@ -42,7 +46,8 @@ class LogThread:
         with self._lock:
             try:
                 if self._lost:
-                    self._lines.put_nowait((_to_stderr, f"{self._lost} lines are lost: standard error is not read"))
+                    text_of_lost = f"{self._lost} lines are lost: standard error is not read, or on a full disk"
+                    self._lines.put_nowait((_to_stderr, text_of_lost))
                     self._lost = 0
                 self._lines.put_nowait((write or _to_stderr, text))
             except queue.Full:
@@ -53,7 +58,12 @@ class LogThread:
             write, text = found
             try:
                 write(text)
-            except (OSError, ValueError):  # closed: nobody is there to tell
+            except OSError as error:
+                if error.errno not in FULL:  # closed: nobody is there to tell
+                    return
+                with self._lock:
+                    self._lost += 1
+            except ValueError:  # closed
                 return
 
     def __enter__(self) -> Self:

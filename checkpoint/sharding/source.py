@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from safetensors import SafetensorError, safe_open
+
 from checkpoint.direct_io import pieces
 from checkpoint.formats.gguf_file import GgufFile, is_gguf, read_gguf
 from checkpoint.hub import nearest
@@ -106,7 +108,7 @@ def open_source(path: Path) -> Source:
         files.update({key: file for key in header if key != "__metadata__"})
         for entry in (value for key, value in header.items() if key != "__metadata__"):
             shapes.append(_shape(file, entry))
-            if entry.get("dtype") in sizes:
+            if entry["dtype"] in sizes:
                 sizes[entry["dtype"]] += entry["data_offsets"][1] - entry["data_offsets"][0]
     lost = sorted(key for key in listed if key != "*" and key not in files)
     if lost:
@@ -212,6 +214,11 @@ def read_header(file: Path) -> tuple[dict[str, Any], bytes]:
         raise CorruptCheckpointError(
             f"{file} is {size} bytes, its header says {8 + length + end}: truncated or damaged; {cure(file)}"
         )
+    try:
+        with safe_open(file, framework="np"):  # reads the header, and checks every span, dtype and shape
+            pass
+    except SafetensorError as error:
+        raise CorruptCheckpointError(f"{file} has a damaged header ({error}); {cure(file)}") from error
     return header, raw
 
 

@@ -21,6 +21,8 @@ from wire.base import Channel, Handler, Role
 
 Connect = Callable[[Handler], Channel]
 CLOSED = "it closed its stream"
+NAMED = 1000
+"""Losses and returns that are named; of more, the oldest are forgotten. Reports list them."""
 _log = logging.getLogger(__name__)
 
 
@@ -147,7 +149,7 @@ class Peers:
             gone = "the main node was closed" if self._closed else "its stream has ended"
             raise LinkError(f"{peer.name} was ready, but {gone}")
         if peer.name in self.lost:
-            self.rejoined.append(peer.name)
+            _note(self.rejoined, peer.name)
             self.membership.on_returned(peer.name)
         self._changed.notify_all()
 
@@ -288,7 +290,7 @@ class Peers:
             del self.workers[number]
             why = str(error or CLOSED)
             _log.warning("worker %d is lost: %s", number, why)
-            self.lost.append(peer.name)
+            _note(self.lost, peer.name)
             self.membership.on_lost(peer.name, why, len(self.workers))
             self.roster.on_lost("worker", number)
             self.owed.forgive(number)
@@ -308,7 +310,7 @@ class Peers:
             if self.shadow is not peer:
                 return False
             self.shadow = None
-            self.lost.append(peer.name)
+            _note(self.lost, peer.name)
             self.roster.on_lost("shadow", 0)
             _log.warning("the shadow is lost, going on without predictions: %s", error or CLOSED)
             self.membership.on_lost(peer.name, str(error or CLOSED), len(self.workers))
@@ -367,3 +369,8 @@ class Peers:
     def nodes(self) -> list[NodeFacts]:
         """See `Roster.facts`."""
         return self.roster.facts()
+
+
+def _note(names: list[str], name: str) -> None:
+    names.append(name)
+    del names[:-NAMED]

@@ -8,6 +8,7 @@ import os
 import sys
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -56,7 +57,7 @@ def test_lines_over_the_limit_are_lost_and_counted() -> None:
             threading.Event().wait(0.01)
         log.line("h", write)
     assert written == ["a", "b", "c", "d", "h"]
-    assert err.getvalue() == "3 lines are lost: standard error is not read\n"
+    assert err.getvalue() == "3 lines are lost: standard error is not read, or on a full disk\n"
 
 
 def test_a_reader_that_has_gone_ends_nothing_else() -> None:
@@ -73,3 +74,25 @@ def test_at_the_end_all_lines_have_been_written() -> None:
         for number in range(1000):
             log.line(str(number), written.append)
     assert written == [str(number) for number in range(1000)]
+
+
+@pytest.mark.timeout(60)
+def test_a_disk_that_is_full_for_a_while(small_disk: Path) -> None:
+    """Standard error is a file there. Lines come again once there is room."""
+    file, other = small_disk / "log", small_disk / "other"
+    with file.open("w") as err, pytest.MonkeyPatch.context() as patch, LogThread() as log:
+        patch.setattr(sys, "stderr", err)
+        log.line("before")
+        while "before" not in file.read_text():
+            threading.Event().wait(0.01)
+        other.write_bytes(b"x" * 4096)
+        for _ in range(3):
+            log.line("y" * 5_000)
+        while log._lost < 3:
+            threading.Event().wait(0.01)
+        other.unlink()
+        file.write_text("")
+        while "after" not in file.read_text():
+            log.line("after")
+            threading.Event().wait(0.05)
+    assert "lines are lost: standard error is not read, or on a full disk" in file.read_text()

@@ -47,27 +47,48 @@ def ask(settings: Settings, prompts: list[str], output: Output, listed: bool = F
     given = {name: value for name, value in dumped.items() if name not in HERE_ONLY}
     kept = {name: f"~/odmoe/{name}-{secrets.token_hex(8)}" for name in OUTPUT_FILES if name in given}
     given |= kept
+    request = {
+        "do": "generate",
+        "settings": given,
+        "prompts": prompts,
+        "listed": listed,
+        "output": asdict(output),
+        "cluster_name": file.name,
+    }
     with Ssh.for_cluster(cluster, cluster_dir(cluster.name)) as ssh:
-        remote = ssh.start(cluster.main, AT_HEAD)
-        try:
-            request = {
-                "do": "generate",
-                "settings": given,
-                "prompts": prompts,
-                "listed": listed,
-                "output": asdict(output),
-                "cluster_name": file.name,
-            }
-            remote.send(json.dumps(request) + "\n")
-            code, stderr = relay(remote)
-        finally:
-            remote.close()
+        code, failure = _relay_request(ssh, cluster, request)
         with ExitStack() as both:  # each is fetched even if the other fails
             for name, there in kept.items():
                 both.callback(_fetch, ssh, cluster, there, Path(dumped[name]), code)
-    if code == 255:
-        raise remote.failure(code, stderr)
+    if failure is not None:
+        raise failure
     return code
+
+
+def ask_head(settings: Settings, request: dict[str, Any], output: Output) -> int:
+    """Have the cluster's main host carry out another request, with these settings. Returns its exit code.
+
+    Raises HostError, ConfigError."""
+    cluster = read_cluster_file(Path(settings.cluster))
+    bring_up(settings, cluster, output)
+    dumped = settings.model_dump(mode="json", exclude_unset=True)
+    given = {name: value for name, value in dumped.items() if name not in HERE_ONLY}
+    with Ssh.for_cluster(cluster, cluster_dir(cluster.name)) as ssh:
+        code, failure = _relay_request(ssh, cluster, {**request, "settings": given})
+    if failure is not None:
+        raise failure
+    return code
+
+
+def _relay_request(ssh: Ssh, cluster: ClusterFile, request: dict[str, Any]) -> tuple[int, HostError | None]:
+    """Send a request to the main host and pass on what it prints. Returns the exit code, and why there is none."""
+    remote = ssh.start(cluster.main, AT_HEAD)
+    try:
+        remote.send(json.dumps(request) + "\n")
+        code, stderr = relay(remote)
+    finally:
+        remote.close()
+    return code, remote.failure(code, stderr) if code == 255 else None
 
 
 def bring_up(settings: Settings, cluster: ClusterFile, output: Output) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from main_node.engine import peers as peers_module
 from scheduler import types as t
 from scheduler.errors import LinkError, ODMoEError, RequestFailedError
 from support.nodes import remote_stream
@@ -135,6 +136,17 @@ def test_the_end_of_an_old_stream_may_be_heard_of_when_another_has_taken_over(ro
     assert [fact.state for fact in desk.engine.peers.nodes()] == ["ready"]
     assert (0 in desk.engine.peers.workers) is (role == "worker")
     assert (desk.engine.peers.shadow is not None) is (role == "shadow")
+
+
+def test_a_node_that_flaps_for_long_fills_no_memory(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(peers_module, "NAMED", 3)
+    desk.workers(good, good)
+    for _ in range(5):
+        desk.engine.peers.workers[0].on_close(None)
+        desk.join(0, desk.fake(good))
+    desk.engine.peers.workers[1].on_close(None)
+    assert desk.engine.peers.lost == ["worker 0", "worker 0", "worker 1"]
+    assert desk.engine.peers.rejoined == ["worker 0"] * 3
 
 
 def test_whoever_is_lost_is_told_of_and_may_come_back(desk: Desk) -> None:

@@ -63,6 +63,8 @@ class FuzzedPeer:
         self._edge = EDGES[role]
         self._ready = self._edge.from_node.encode(ready)
         self._frames = frames
+        self._taking = threading.Lock()
+        """A stream may still take a frame while the next has begun."""
         self._most = most
 
     def connect(self, handler: Handler) -> Stream:
@@ -86,7 +88,8 @@ class FuzzedPeer:
         for _ in range(1 + peer.ECHOES):
             yield answers.get(timeout=30)
         for _ in range(self._most):
-            data = next(self._frames, None)
+            with self._taking:
+                data = next(self._frames, None)
             if data is None:
                 return
             yield data

@@ -1,12 +1,13 @@
 """Ten thousand frames for each kind of node, and for the main node: no crash, no healthy stream cut, flat memory.
 
-About a minute. The figures are printed.
+About a minute. The figures are printed. `make fuzz` takes FRAMES of each instead, from FUZZ_SEED on.
 """
 
 from __future__ import annotations
 
 import gc
 import logging
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -33,10 +34,13 @@ from worker_node.host import HostPlace
 from worker_node.loaders.memory import MemoryLoader
 from worker_node.node import Worker
 
-pytestmark = [pytest.mark.system, pytest.mark.timeout(600)]
-FRAMES = 10_000
-ROUNDS = 10
-"""A node's health is looked at after each."""
+FRAMES = int(os.environ.get("FRAMES", 10_000))
+"""A multiple of `ROUND`."""
+ROUND = 1_000
+"""A node's health is looked at after so many."""
+ROUNDS = FRAMES // ROUND
+SEED = int(os.environ.get("FUZZ_SEED", 0))
+pytestmark = [pytest.mark.system, pytest.mark.timeout(max(600, FRAMES // 20))]
 WARM = 3
 """Rounds after which memory must be flat."""
 GROWTH_MIB = 24.0
@@ -94,7 +98,7 @@ def fuzz(name: str, round_of: Callable[[int], int], healthy: Callable[[], None],
     began, start, warm, threads = time.monotonic(), rss_mib(), 0.0, threading.active_count()
     streams = 0
     for number in range(ROUNDS):
-        streams += round_of(number)
+        streams += round_of(SEED + number)
         healthy()
         gc.collect()
         if number + 1 == WARM:
@@ -104,7 +108,7 @@ def fuzz(name: str, round_of: Callable[[int], int], healthy: Callable[[], None],
     with capsys.disabled():
         print(
             f"\n{name}: {FRAMES} frames in {streams} streams, {time.monotonic() - began:.1f} s; resident memory "
-            f"{start:.0f} MiB before, {warm:.0f} after {FRAMES * WARM // ROUNDS} frames, {end:.0f} at the end"
+            f"{start:.0f} MiB before, {warm:.0f} after {WARM * ROUND} frames, {end:.0f} at the end"
         )
     assert end - warm < GROWTH_MIB
     assert settled(threads) <= threads
@@ -149,9 +153,8 @@ def rounds_at_node(node: Node, role: Role, codec: Any, seeds: list[w.Message], h
     """Every other round without a Hello, while a healthy stream is open, which must not notice."""
 
     def run(number: int) -> int:
-        each = FRAMES // ROUNDS
         if number % 2:
-            return feed_node(node, role, Frames(codec, [*seeds, hello], number).take(each), [hello])
+            return feed_node(node, role, Frames(codec, [*seeds, hello], number).take(ROUND), [hello])
         client = Client(node, hello)
         echoes = 0
 
@@ -163,9 +166,9 @@ def rounds_at_node(node: Node, role: Role, codec: Any, seeds: list[w.Message], h
                     echoes += 1
                 yield data
 
-        streams = feed_node(node, role, echoing(Frames(codec, seeds, number).take(each)), [])
+        streams = feed_node(node, role, echoing(Frames(codec, seeds, number).take(ROUND)), [])
         assert client.ends == [], "a healthy stream was cut"
-        assert echoes == each // 100
+        assert echoes == ROUND // 100
         client.channel.close()
         return streams
 
@@ -286,19 +289,18 @@ def test_a_main_node(store: Any, width: int, reference: Any, capsys: Any, monkey
     def run(number: int) -> int:
         role: Role = "shadow" if number % 2 else "worker"
         codec, seeds = (FROM_SHADOW, from_shadow) if number % 2 else (FROM_WORKER, from_worker)
-        left = FRAMES // ROUNDS
         taken = 0
 
         def frames() -> Iterator[bytes]:
             nonlocal taken
-            for data in Frames(codec, seeds, number).take(left):
+            for data in Frames(codec, seeds, number).take(ROUND):
                 taken += 1
                 yield data
 
         peer = FuzzedPeer(role, shadow_ready if number % 2 else ready, frames(), 50)
         asking = threading.Thread(target=answer, daemon=True)
         asking.start()
-        while taken < left:
+        while taken < ROUND:
             try:
                 if role == "worker":
                     peers.add_worker(9, peer.connect, WAIT_S)

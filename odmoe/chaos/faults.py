@@ -1,0 +1,140 @@
+"""The table of faults that `odmoe chaos` draws from, and what each does to the nodes of a running cluster."""
+
+from __future__ import annotations
+
+import random
+import signal
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from scheduler.errors import ConfigError
+
+MAIN, SHADOW = "main node", "shadow"
+FROZEN_S = (0.5, 5.0)
+"""How long a frozen node stands still: below and above the silence after which it counts as lost."""
+SLOW_S, RUNS_S, STANDS_S = 3.0, 0.02, 0.08
+"""A slowed node runs a fifth of this time, in turns of these lengths."""
+AGAIN_S = 0.3
+"""Between two kills of a worker that is killed as often as it comes back."""
+KILLS = 3
+
+
+class Victims(Protocol):
+    """The processes of a cluster, and its clients."""
+
+    def workers(self) -> Sequence[str]:
+        """Names of the workers, `worker 0` and so on."""
+
+    def send(self, name: str, number: signal.Signals, again: bool = False) -> bool:
+        """A signal to the process of a node. `again`: to the one that got its last. False: there is none just now."""
+
+    def leave(self) -> int:
+        """Have every client leave its answer. Returns how many did."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """`strike` names whom it hit, and returns once the fault is over; nodes may come back later."""
+
+    name: str
+    about: str
+    strike: Callable[[Victims, random.Random], str]
+    needs: str = ""
+    """`shadow`, or `restarts`: the main node is started again by whoever supervises it."""
+
+
+def _kill(names: Callable[[Victims, random.Random], Sequence[str]]) -> Callable[[Victims, random.Random], str]:
+    def strike(victims: Victims, rng: random.Random) -> str:
+        return ", ".join(name for name in names(victims, rng) if victims.send(name, signal.SIGKILL))
+
+    return strike
+
+
+def _freeze(names: Callable[[Victims, random.Random], Sequence[str]]) -> Callable[[Victims, random.Random], str]:
+    def strike(victims: Victims, rng: random.Random) -> str:
+        frozen = [name for name in names(victims, rng) if victims.send(name, signal.SIGSTOP)]
+        try:
+            time.sleep(rng.uniform(*FROZEN_S))
+        finally:  # Ctrl-C leaves no node frozen
+            for name in frozen:
+                victims.send(name, signal.SIGCONT, again=True)
+        return ", ".join(frozen)
+
+    return strike
+
+
+def _slow(victims: Victims, rng: random.Random) -> str:
+    name, end, again = rng.choice(victims.workers()), time.monotonic() + SLOW_S, False
+    while time.monotonic() < end and victims.send(name, signal.SIGSTOP, again):
+        again = True
+        try:
+            time.sleep(STANDS_S)
+        finally:
+            victims.send(name, signal.SIGCONT, again=True)
+        time.sleep(RUNS_S)
+    return name
+
+
+def _kill_again(victims: Victims, rng: random.Random) -> str:
+    name = rng.choice(victims.workers())
+    for _ in range(KILLS):
+        victims.send(name, signal.SIGKILL)
+        time.sleep(AGAIN_S)
+    return name
+
+
+def _one(victims: Victims, rng: random.Random) -> list[str]:
+    return [rng.choice(victims.workers())]
+
+
+def _two(victims: Victims, rng: random.Random) -> list[str]:
+    return rng.sample(victims.workers(), min(2, len(victims.workers())))
+
+
+def _all(victims: Victims, rng: random.Random) -> list[str]:
+    return list(victims.workers())
+
+
+def _leave(victims: Victims, rng: random.Random) -> str:
+    return f"{victims.leave()} answers"
+
+
+def _named(name: str) -> Callable[[Victims, random.Random], Sequence[str]]:
+    return lambda victims, rng: [name]
+
+
+FAULTS = {
+    fault.name: fault
+    for fault in (
+        Fault("worker-killed", "SIGKILL to one worker", _kill(_one)),
+        Fault("two-killed", "SIGKILL to two workers at once", _kill(_two)),
+        Fault("all-killed", "SIGKILL to every worker", _kill(_all)),
+        Fault("worker-flaps", "SIGKILL to one worker, three times, each as it is back", _kill_again),
+        Fault("worker-frozen", "SIGSTOP to one worker for .5 to 5 s", _freeze(_one)),
+        Fault("all-frozen", "SIGSTOP to every worker for .5 to 5 s", _freeze(_all)),
+        Fault("worker-slow", "one worker stands still four fifths of 3 s", _slow),
+        Fault("shadow-killed", "SIGKILL to the shadow", _kill(_named(SHADOW)), "shadow"),
+        Fault("shadow-frozen", "SIGSTOP to the shadow for .5 to 5 s", _freeze(_named(SHADOW)), "shadow"),
+        Fault("main-frozen", "SIGSTOP to the main node for .5 to 5 s", _freeze(_named(MAIN))),
+        Fault("main-killed", "SIGKILL to the main node, which Ray starts again", _kill(_named(MAIN)), "restarts"),
+        Fault("clients-leave", "every client leaves its answer", _leave),
+    )
+}
+"""By name."""
+
+
+def chosen_faults(names: str | None, has: Sequence[str]) -> list[Fault]:
+    """The faults of a list with commas; None: all that this cluster can have. `none`: no fault. `has`: of what faults
+    need. Raises ConfigError."""
+    able = [fault for fault in FAULTS.values() if not fault.needs or fault.needs in has]
+    if names is None:
+        return able
+    if names == "none":
+        return []
+    for name in names.split(","):
+        if name not in {fault.name for fault in able}:
+            allowed = ", ".join([*(fault.name for fault in able), "none"])
+            raise ConfigError(f"--faults has {name!r}; allowed for this cluster: {allowed}")
+    return [FAULTS[name] for name in names.split(",")]

@@ -1,0 +1,190 @@
+"""Faults on a running cluster under load, for a set time or number of requests, and what they cost."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+from odmoe.chaos.faults import MAIN, Fault, Victims
+from odmoe.chaos.load import Ask, Load, Outcome, Prompt, ask_once
+from odmoe.chaos.referee import Calm, Strike, Verdict, judge
+from odmoe.chaos.usage import Usage
+from scheduler.errors import LaunchError, ODMoEError, WrongOutputError
+
+if TYPE_CHECKING:
+    from odmoe.clusters.base import Cluster
+
+BACK_S = 180.0
+"""Longest wait for nodes to come back after a fault."""
+NOTICED_S = 2.0
+"""After a fault, until its victims count as lost if they are."""
+LOOK_S = 0.1
+REST_S = (0.3, 2.0)
+"""Between a cluster that is whole and the next fault."""
+WAITS_S = 90.0
+"""Three losses of 30 s that count for an expert: with `--worker-wait` the bound of docs/promises.md."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What is done. It ends after `seconds`, or once `requests` have ended, if that is given and sooner."""
+
+    seconds: float
+    faults: Sequence[Fault]
+    seed: int = 0
+    clients: int = 2
+    requests: int | None = None
+    worker_wait_s: float = 60.0
+
+    @property
+    def bound_s(self) -> float:
+        """The longest time from the last progress of a request to its end."""
+        return self.worker_wait_s + WAITS_S
+
+
+class Nodes(Victims, Protocol):
+    """What is disturbed, and looked at."""
+
+    clients: Load | None
+    """Who leaves in `leave`."""
+
+    def missing(self) -> list[str]:
+        """Names of the nodes that do not serve just now."""
+
+    def mend(self) -> None:
+        """Do what a client does once nodes are missing."""
+
+    def usage(self) -> dict[str, Usage]:
+        """What each node's process holds, by name."""
+
+
+Say = Callable[[str], None]
+
+
+class Disturbance:
+    """One run. `ask`: as for `Load`. `wrong`: a prompt that must be refused."""
+
+    def __init__(self, nodes: Nodes, ask: Ask, prompts: Sequence[Sequence[int]], tokens: int, wrong: list[int]) -> None:
+        self._nodes, self._ask, self._wrong = nodes, ask, wrong
+        self._asked, self._tokens = prompts, tokens
+        self.strikes: list[Strike] = []
+
+    def run(self, plan: Plan, say: Say = lambda text: None) -> Verdict:
+        """Raises ODMoEError if the cluster does not answer before any fault, or answers differently twice."""
+        say("answers without faults")
+        prompts = [Prompt(list(ids), self._calm_answer(ids)) for ids in self._asked]
+        if missing := self._wait_until_whole():  # a shadow starts with the first answer
+            raise LaunchError(f"{', '.join(missing)} did not serve within {BACK_S:g} s, without any fault")
+        before = self._calm(prompts, plan.bound_s)
+        if before.changed:
+            raise WrongOutputError("two answers to one prompt differ without any fault; give settings that are exact")
+        load = Load(self._ask, prompts, plan.clients, plan.seed, self._wrong)
+        began = time.monotonic()
+        try:
+            self._nodes.clients = load
+            self._disturb(plan, load, began, say)
+        finally:
+            say("waiting for the open answers")
+            hanging = load.close(plan.bound_s)
+        seconds = time.monotonic() - began
+        say("answers after the faults")
+        late = self._wait_until_whole()
+        after = self._calm(prompts, plan.bound_s)
+        return judge(load.outcomes, self.strikes, before, after, seconds=seconds, hanging=hanging, missing=late)
+
+    def _disturb(self, plan: Plan, load: Load, began: float, say: Say) -> None:
+        rng = random.Random(plan.seed)
+        while not self._is_over(plan, load, began):
+            done = f"{len(self.strikes)} faults, {len(load.outcomes)} answers, {time.monotonic() - began:.0f} s"
+            if not plan.faults:
+                say(done)
+                time.sleep(LOOK_S)
+                continue
+            fault = rng.choice(plan.faults)
+            time.sleep(rng.uniform(*REST_S))
+            say(f"{done}: {fault.name}")
+            at = time.monotonic()
+            victim = fault.strike(self._nodes, rng)
+            over = time.monotonic()
+            say(f"{done}: {fault.name} of {victim}, until all nodes serve")
+            time.sleep(NOTICED_S)
+            missing = self._wait_until_whole()
+            self.strikes.append(Strike(fault.name, victim, at, over, time.monotonic(), tuple(missing)))
+
+    def _is_over(self, plan: Plan, load: Load, began: float) -> bool:
+        enough = plan.requests is not None and len(load.outcomes) >= plan.requests
+        return enough or time.monotonic() - began >= plan.seconds or load.stalled_s() > plan.bound_s
+
+    def _wait_until_whole(self) -> list[str]:
+        """Names of the nodes that are not back in time."""
+        end = time.monotonic() + BACK_S
+        while (missing := self._nodes.missing()) and time.monotonic() < end:
+            self._nodes.mend()
+            time.sleep(LOOK_S)
+        return list(missing)
+
+    def _calm(self, prompts: Sequence[Prompt], bound_s: float) -> Calm:
+        """Each prompt once, without faults, and what the nodes hold then."""
+        outcomes = [Outcome(prompt, len(prompt.expected)) for prompt in prompts]
+        began = time.monotonic()
+        asking = threading.Thread(target=self._ask_each, args=(outcomes,), daemon=True)
+        asking.start()
+        asking.join(bound_s)
+        seconds = time.monotonic() - began
+        return Calm(outcomes, sum(len(one.tokens) for one in outcomes) / seconds, self._nodes.usage())
+
+    def _ask_each(self, outcomes: Sequence[Outcome]) -> None:
+        for one in outcomes:
+            ask_once(self._ask, one)
+
+    def _calm_answer(self, ids: Sequence[int]) -> list[int]:
+        with self._ask(ids, self._tokens) as answer:
+            return list(answer)
+
+
+class ClusterNodes:
+    """The nodes of a Ray cluster as `Disturbance` needs them. `processes`: an `odmoe.on_ray.victims.NodeProcesses`."""
+
+    def __init__(self, cluster: Cluster, processes: Any) -> None:
+        self.clients: Load | None = None
+        self._cluster = cluster
+        self.workers, self.send = processes.workers, processes.send
+        self.missing, self.usage = processes.missing, processes.usage
+
+    def leave(self) -> int:
+        return 0 if self.clients is None else self.clients.leave()
+
+    def mend(self) -> None:
+        """Find a main node that was started again."""
+        if self.missing() != [MAIN]:
+            return
+        with contextlib.suppress(ODMoEError):
+            self._cluster.rejoin(BACK_S, threading.Event())
+
+
+def ask_cluster(cluster: Cluster) -> Ask:
+    """The cluster's answers as `Load` asks for them, greedy, with no regard to the end of a sequence."""
+    from main_node.sampling import GREEDY
+
+    @contextlib.contextmanager
+    def ask(prompt: Sequence[int], count: int) -> Iterator[Any]:
+        with cluster.generate(list(prompt), count, ignore_eos=True, sampling=GREEDY) as answer:
+            yield _Tokens(answer)
+
+    return ask
+
+
+class _Tokens:
+    """The tokens of an answer, which may be cancelled from another thread."""
+
+    def __init__(self, answer: Any) -> None:
+        self._answer = answer
+        self.cancel = answer.cancel
+
+    def __iter__(self) -> Iterator[int]:
+        return (step.token_id for step in self._answer if step.token_id is not None)

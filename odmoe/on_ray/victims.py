@@ -1,0 +1,78 @@
+"""The processes of a Ray cluster's nodes: signals to them, on whatever host they are, and what they hold."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+from typing import Any
+
+import ray
+
+from odmoe.chaos.usage import Usage, usage_of
+from odmoe.on_ray.calls import CONTROL_S, get
+from odmoe.on_ray.cluster import RayCluster
+from odmoe.on_ray.seats import MAIN
+from scheduler.errors import ODMoEError
+
+TOUCH = 0.001
+"""The share of a host's own resource that pins a task to it."""
+
+
+class NodeProcesses:
+    """`here`: all of them are on this machine."""
+
+    def __init__(self, cluster: RayCluster, here: bool) -> None:
+        self._cluster, self._here = cluster, here
+        self._last: dict[str, tuple[int, str]] = {}
+        """Process and host of each node that got a signal: one that is frozen cannot be asked."""
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Of workers and shadow. Raises LinkError while the main node is away."""
+        return self._cluster.nodes()
+
+    def workers(self) -> list[str]:
+        return [name for name in map(_name_of, self.rows()) if name.startswith("worker")]
+
+    def missing(self) -> list[str]:
+        """Nodes that do not serve just now."""
+        try:
+            return [_name_of(row) for row in self.rows() if row["state"] != "ready"]
+        except ODMoEError:
+            return [MAIN]
+
+    def send(self, name: str, number: signal.Signals, again: bool = False) -> bool:
+        try:
+            if not again:
+                self._last[name] = self._cluster.pid(name), self._host(name)
+            pid, host = self._last[name]
+            self._on(host, os.kill, pid, number)
+        except (ODMoEError, ProcessLookupError, KeyError, StopIteration, ValueError):
+            return False
+        return True
+
+    def usage(self) -> dict[str, Usage]:
+        """Of every node that is there."""
+        found: dict[str, Usage] = {}
+        for name in [MAIN, *map(_name_of, self.rows())]:
+            with contextlib.suppress(ODMoEError, ValueError):
+                one = self._on(self._host(name), usage_of, self._cluster.pid(name))
+                if one is not None:
+                    found[name] = one
+        return found
+
+    def _host(self, name: str) -> str:
+        if self._here or name == MAIN:  # whoever asks is on the main node's host
+            return ""
+        return str(next(row["address"] for row in self.rows() if _name_of(row) == name))
+
+    def _on(self, host: str, call: Any, *args: Any) -> Any:
+        """A call on a host; empty: on this one."""
+        if not host:
+            return call(*args)
+        task = ray.remote(call).options(num_cpus=0, max_retries=0, resources={f"node:{host}": TOUCH})
+        return get(task.remote(*args), CONTROL_S, host)
+
+
+def _name_of(row: dict[str, Any]) -> str:
+    return "shadow" if row["kind"] == "shadow" else f"{row['kind']} {row['number']}"

@@ -1,0 +1,204 @@
+"""A run on a cluster that is written beforehand: what the referee must find, and what it must let pass."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import signal
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pytest
+
+from odmoe.chaos import load, run
+from odmoe.chaos.faults import Fault
+from odmoe.chaos.referee import Verdict
+from odmoe.chaos.run import Disturbance, Plan
+from odmoe.chaos.usage import Usage, usage_of
+from odmoe.commands.chaos import seconds_of
+from odmoe.commands.texts.chaos_text import WIDTH, as_text
+from scheduler.errors import ConfigError, LaunchError, RequestFailedError, WrongOutputError
+
+PROMPTS = ([3, 4], [9])
+TOKENS = 12
+WRONG = [0] * 50
+TOKEN_S = 0.002
+
+
+class World:
+    """Tokens that follow from the prompt. `trouble`: what happens to answers while a fault strikes, by name."""
+
+    def __init__(self, trouble: str = "") -> None:
+        self.trouble, self.struck, self.ended = trouble, False, False
+        self.clients: Any = None
+        self.held = Usage(100 << 20, 10, 20)
+
+    def workers(self) -> list[str]:
+        return ["worker 0"]
+
+    def send(self, name: str, number: signal.Signals, again: bool = False) -> bool:
+        return True
+
+    def leave(self) -> int:
+        return int(self.clients.leave())
+
+    def missing(self) -> list[str]:
+        return ["worker 0"] if self.trouble == "gone" and self.ended else []
+
+    def mend(self) -> None:
+        pass
+
+    def usage(self) -> dict[str, Usage]:
+        return {"main node": self.held}
+
+    def strike(self, victims: Any, rng: random.Random) -> str:
+        self.struck = True
+        time.sleep(0.1)
+        self.struck, self.ended = False, True
+        if self.trouble == "leak":
+            self.held = Usage(200 << 20, 10, 90)
+        return "worker 0"
+
+    @contextlib.contextmanager
+    def ask(self, prompt: Sequence[int], count: int) -> Iterator[Any]:
+        if list(prompt) == WRONG and self.trouble != "answers what is wrong":
+            raise RequestFailedError("too long")
+        yield Answer(self, prompt, count)
+
+
+class Answer:
+    def __init__(self, world: World, prompt: Sequence[int], count: int) -> None:
+        self._world, self._prompt, self._count, self._over = world, prompt, count, False
+
+    def cancel(self) -> None:
+        self._over = True
+
+    def __iter__(self) -> Iterator[int]:
+        for number in range(self._count):
+            time.sleep(TOKEN_S)
+            world = self._world
+            if self._over:
+                raise RequestFailedError("cancelled")
+            if world.struck and world.trouble == "typed":
+                raise RequestFailedError("no worker")
+            if world.struck and world.trouble == "untyped":
+                raise KeyError("slot")
+            if world.struck and world.trouble == "short":
+                return
+            if world.trouble == "hang":
+                while world.struck or world.ended:
+                    time.sleep(0.01)
+                    if self._over:
+                        return
+            lie = (world.struck and world.trouble == "lie") or (world.ended and world.trouble == "wrong for good")
+            yield sum(self._prompt) * 31 + number + (random.randrange(9) if world.trouble == "unsure" else lie)
+
+
+def disturb(world: World, monkeypatch: pytest.MonkeyPatch, **plan: Any) -> Verdict:
+    monkeypatch.setattr(run, "BACK_S", 0.3)
+    monkeypatch.setattr(run, "REST_S", (0.02, 0.05))
+    monkeypatch.setattr(run, "WAITS_S", 0.3)
+    monkeypatch.setattr(run, "NOTICED_S", 0.02)
+    monkeypatch.setattr(load, "PAUSE_S", 0.01)
+    fault = Fault("struck", "", world.strike)
+    given: dict[str, Any] = {"faults": [fault], "worker_wait_s": 0.2, "requests": 40} | plan
+    return Disturbance(world, world.ask, PROMPTS, TOKENS, WRONG).run(Plan(5.0, **given))
+
+
+def test_a_sound_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
+    verdict = disturb(World(), monkeypatch)
+    assert verdict.violations == []
+    assert verdict.errors == {}
+    assert verdict.requests >= 30
+    assert verdict.refused + verdict.requests >= 40
+    [cost] = verdict.costs
+    assert cost.fault == "struck"
+    assert cost.count >= 1
+    assert cost.worst_s is not None
+    assert TOKEN_S <= cost.worst_s < 1.0
+    assert verdict.usage == {"main node": {"memory": 1.0, "threads": 1.0, "descriptors": 1.0}}
+
+
+def test_an_error_with_a_name_is_no_violation(monkeypatch: pytest.MonkeyPatch) -> None:
+    verdict = disturb(World("typed"), monkeypatch, requests=30)
+    assert verdict.violations == []
+    assert verdict.errors["RequestFailedError"] >= 1
+    assert verdict.costs[0].errors >= 1
+
+
+def test_clients_that_all_leave_are_no_errors(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World()
+    leave = Fault("leave", "", lambda victims, rng: str(victims.leave()))
+    verdict = disturb(world, monkeypatch, faults=[leave])
+    assert verdict.violations == []
+    assert verdict.errors == {}
+    assert verdict.left >= 2
+
+
+@pytest.mark.parametrize(
+    ("trouble", "found"),
+    [
+        ("lie", "tokens ["),
+        ("short", "tokens ["),
+        ("untyped", "an error without a type: KeyError: 'slot'"),
+        ("hang", "2 requests were open beyond their bound"),
+        ("gone", "at the end these nodes do not serve: worker 0"),
+        ("wrong for good", "2 of 2 answers were wrong after all faults"),
+        ("answers what is wrong", "a wrong request was answered"),
+        ("leak", "main node has 90 descriptors, 20 before"),
+    ],
+)
+def test_what_the_referee_finds(trouble: str, found: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    verdict = disturb(World(trouble), monkeypatch)
+    assert any(found in one for one in verdict.violations), verdict.violations
+    text = as_text(verdict)
+    assert "NOT held" in text
+    assert max(map(len, text.splitlines())) <= WIDTH
+
+
+def test_a_cluster_that_is_wrong_before_any_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(WrongOutputError, match="differ without any fault"):
+        disturb(World("unsure"), monkeypatch)
+    world = World("gone")
+    world.ended = True
+    with pytest.raises(LaunchError, match="worker 0 did not serve within"):
+        disturb(world, monkeypatch)
+
+
+def test_the_same_seed_draws_the_same_faults(monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn: list[list[str]] = []
+
+    def noted(name: str) -> Fault:
+        def strike(victims: Any, rng: random.Random) -> str:
+            drawn[-1].append(f"{name} {rng.random()}")
+            return name
+
+        return Fault(name, "", strike)
+
+    for seed in (7, 7, 8):
+        drawn.append([])
+        disturb(World(), monkeypatch, faults=[noted("a"), noted("b")], seed=seed, requests=60)
+    shared = min(map(len, drawn))
+    assert shared >= 2
+    assert drawn[0][:shared] == drawn[1][:shared] != drawn[2][:shared]
+
+
+def test_what_a_process_holds() -> None:
+    before = usage_of(os.getpid())
+    with open(os.devnull) as one, open(os.devnull) as other:
+        assert one.fileno() != other.fileno()
+        held = usage_of(os.getpid())
+    assert before is not None
+    assert held is not None
+    assert held.descriptors == before.descriptors + 2
+    assert before.memory_bytes > 10 << 20
+    assert usage_of(2**22 + 1) is None
+
+
+def test_durations() -> None:
+    assert [seconds_of(text) for text in ("90", "90s", "1.5m", "2h")] == [90, 90, 90, 7200]
+    for wrong in ("0", "-1s", "1d", "", "nan"):
+        with pytest.raises(ConfigError, match="allowed: a time such as 90s"):
+            seconds_of(wrong)
