@@ -173,6 +173,13 @@ PRECISIONS: dict[str, Choice[Precision]] = {
         exact=False,
         forms=(INT4, INT2),
     ),
+    "popular-int2": Choice(
+        "popular, and int2 for what was not prefetched (Fate 5.3)",
+        lambda shape, c: Popular(misses=INT2),
+        SMALLER,
+        exact=False,
+        forms=(INT4, INT2),
+    ),
     "mixed": Choice(
         "Fewer bits for less important experts (HOBBIT)",
         lambda shape, c: Mixed(),
