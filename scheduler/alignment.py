@@ -10,6 +10,10 @@ AT_ONCE, LATE = "at-once", "late"
 """Departures of the shadow. `LATE` waits for a due alignment, as the paper's does. `AT_ONCE` goes on from its own token
 and KV rows, and goes back where the alignment differs."""
 
+ALL_ROWS, NEWEST_ROWS = "all", "newest"
+"""What a KV alignment brings: every row that the shadow has not had, or those of the newest pass alone, as OD-MoE has
+it (4.2: "all KV cache corresponding to the newly generated token"). Rows of passes before then stay the shadow's."""
+
 _AHEAD = {AT_ONCE: 1, LATE: 0}
 """Departure -> due alignments that a pass may be ahead of. A pass ahead of a second one would surely be run again."""
 
@@ -20,11 +24,15 @@ class Alignment:
 
     token_period: int = 1
     kv_period: int = 1
+    kv_rows: str = ALL_ROWS
 
     def __post_init__(self) -> None:
         for name, value in (("--align-token", self.token_period), ("--align-kv", self.kv_period)):
             if value < 0:
                 raise ConfigError(f"{name} is {value}; allowed: 0 (never), 1 (every token), 2, 3, ...")
+
+        if self.kv_rows not in (ALL_ROWS, NEWEST_ROWS):
+            raise ConfigError(f"--align-kv-rows is {self.kv_rows}; allowed: {ALL_ROWS}, {NEWEST_ROWS}")
 
     def token_due(self, step: int) -> bool:
         """Does decode pass `step` (0: the first) read the main model's token?"""

@@ -22,7 +22,7 @@ from support.nodes.exact import WHOLE, answers
 from support.nodes.recounted import NEEDS, hits_of
 
 TOKENS = 6
-EXACT = ("smoe", "smoe-flex", "moe-infinity", "eap", "hybrimoe", "lrfu-prefetch", "static", "on-demand")
+EXACT = ("smoe", "smoe-flex", "moe-infinity", "hybrimoe", "lrfu-prefetch", "static", "on-demand")
 MIXED: dict[str, dict[str, Any]] = {
     "SEP with a cache": {"system": "od-moe", "residency": "arc", "workers": 4, "device_memory": "30%"},
     "cross-layer gate on workers": {"system": "on-demand", "predictor": "cross-layer", "workers": 4, "slots": 3},
@@ -85,7 +85,7 @@ APPROXIMATE = sorted({*SYSTEMS} - {*EXACT, "od-moe", "fully-cached", "ktransform
 
 @pytest.mark.parametrize("name", slow_except(("importance", "sep-arc"), APPROXIMATE))
 def test_the_others_answer_and_say_that_they_are_approximate(name: str, embedded: Any, reference: Any) -> None:
-    quantised = name in ("fate", "hobbit", "mixtral-offloading")
+    quantised = name in ("eap", "fate", "hobbit", "mixtral-offloading")
     forms = {"smaller_forms": "always"} if quantised else {}  # whether they pay is a matter of the machine
     cluster = embedded(system=name, device_memory="40%", **forms)
     report, _ = answers(cluster, reference("float32", 0, TOKENS).prompt, TOKENS)

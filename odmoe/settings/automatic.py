@@ -10,7 +10,16 @@ from scheduler.errors import ConfigError
 
 OWN_CHOICES = (
     *CHOSEN,
-    *("shadow", "align_token", "align_kv", "draft", "draft_from", "token_predictor", "predictor_learning_rate"),
+    *(
+        "shadow",
+        "align_token",
+        "align_kv",
+        "align_kv_rows",
+        "draft",
+        "draft_from",
+        "token_predictor",
+        "predictor_learning_rate",
+    ),
     *("workers", "group_size", "slots", "device_memory", "audit", "profile"),
     *("loader", "device", "main_device", "shadow_device", "worker_device"),
 )

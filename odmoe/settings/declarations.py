@@ -27,6 +27,7 @@ from odmoe.settings.units import (
     Memory,
     Slots,
 )
+from scheduler.alignment import ALL_ROWS, NEWEST_ROWS
 from scheduler.limits import MAX_CONTEXT, MAX_THREADS, MAX_WORKERS
 
 MAX_PARALLEL, MAX_QUEUE = 64, 1024
@@ -242,6 +243,14 @@ class Declarations(SystemSettings):
         "Align the shadow's KV cache every N tokens; 0: never",
         heading="Prediction",
         ge=0,
+        fixed="running",
+        verify=True,
+    )
+    align_kv_rows: str = one_of(
+        ALL_ROWS,
+        (ALL_ROWS, NEWEST_ROWS),
+        "KV rows of an alignment: all since the last one, or the newest token's",
+        heading="Prediction",
         fixed="running",
         verify=True,
     )

@@ -55,6 +55,7 @@ class LoadKeywords(PolicyKeywords, total=False):
     shadow: str
     align_token: int
     align_kv: int
+    align_kv_rows: str
     draft: int | Literal["auto"]
     draft_from: str
     token_predictor: File | None
@@ -134,6 +135,7 @@ class SimulateKeywords(PolicyKeywords, total=False):
     acceptance: float | None
     align_token: int
     align_kv: int
+    align_kv_rows: str
     slots: int | Literal["auto"]
     mini_batch: int | None
     trace: File | None

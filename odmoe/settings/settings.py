@@ -203,7 +203,7 @@ class Settings(Declarations):
 
     @property
     def alignment(self) -> Alignment:
-        return Alignment(self.align_token, self.align_kv)
+        return Alignment(self.align_token, self.align_kv, self.align_kv_rows)
 
     def replace(self, **changes: Any) -> Settings:
         """A copy with `changes`, checked again. Settings that were not given stay not given. Raises ConfigError."""

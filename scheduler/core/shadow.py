@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from scheduler import types as t
-from scheduler.alignment import Alignment
+from scheduler.alignment import NEWEST_ROWS, Alignment
 from scheduler.core.commands import Commands
 
 
@@ -69,14 +69,16 @@ class ShadowFollower:
             self._align(request, index)
 
     def _align(self, request: int, step: int) -> None:
-        """Where KV rows are due: all that the shadow has not had, up to that pass. A block is aligned once: what was
-        due at any of its passes is due after it, and a token of all of them."""
+        """Where KV rows are due: all that the shadow has not had, up to that pass, or (`newest`) those that were
+        computed since the last command. A block is aligned once: what was due at any of its passes is due after it,
+        and a token of all of them."""
         followed = self._requests[request]
         passes = range(followed.aligned + 1, step + 1)
         followed.aligned = step
         start = stop = followed.prompt_tokens + step
         if any(map(self.alignment.kv_due, passes)):
-            start, followed.kv_aligned = followed.kv_aligned, stop
+            newest = step > 0 and self.alignment.kv_rows == NEWEST_ROWS
+            start, followed.kv_aligned = stop - len(passes) if newest else followed.kv_aligned, stop
         token = any(map(self.alignment.token_due, passes))
         before = len(passes) - 1 if token else 0
         self._commands.align(t.Align(request, step, token, start, stop, followed.drafts, before))

@@ -19,7 +19,7 @@ from typing import Any, get_args, get_type_hints
 import msgpack
 
 from scheduler import types as t
-from scheduler.alignment import Alignment
+from scheduler.alignment import ALL_ROWS, Alignment
 from scheduler.build import make_core
 from scheduler.errors import ConfigError
 from scheduler.limits import MAX_COUNT, MAX_EXPERTS
@@ -152,7 +152,7 @@ def _read_head(head: Any) -> tuple[dict[str, Any], CoreConfig]:
         shape = _build(t.ModelShape, core["shape"])
         if not _possible(shape):  # before a scheduler allocates state for it
             raise _WrongError(f"no model has the shape {shape!r:.200}")
-        alignment = _build(Alignment, core["alignment"])
+        alignment = _build(Alignment, {"kv_rows": ALL_ROWS} | core["alignment"])
         system = _build(SystemConfig, core["system"])
         core_config = _build(CoreConfig, core | {"shape": shape, "alignment": alignment, "system": system})
         make_core(core_config)

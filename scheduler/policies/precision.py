@@ -123,18 +123,24 @@ class Popular:
     Assumed: the share is one of rows (as in the paper's Figs 9 and 10), not of experts. It is 5 %, the result of the
     paper's search for a share that costs at most 1 %, on models/demo-moe (`scripts/measure/forms.py`). An expert that
     turns out to be more popular than predicted is loaded again.
+
+    `misses`: the form of an expert whose load begins after a decoding gate has chosen it, since nobody had predicted it
+    or its prefetch had not begun. int2 is Fate's "fast temporary I/O in cases of misprefetch" on its low-end PC (5.3);
+    by 4.5 decoding takes int4 only. It is temporary: a prediction loads the expert again, in int4.
     """
 
     exact = False
     wants_scores = False
     forms: tuple[str, ...] = (INT4, INT2)
 
-    def __init__(self, share: float = 0.05) -> None:
+    def __init__(self, share: float = 0.05, misses: str = INT4) -> None:
         self.share = share
+        self.misses = misses
 
     def form(self, importance: Importance) -> str:
-        unpopular = importance.prefill and importance.share >= 1 - self.share
-        return INT2 if unpopular and self.share > 0 else INT4
+        if not importance.prefill:
+            return INT4 if importance.predicted else self.misses
+        return INT2 if importance.share >= 1 - self.share and self.share > 0 else INT4
 
     def serves(self, held: str, importance: Importance) -> bool:
         return suffices(held, self.form(importance))

@@ -36,7 +36,7 @@ from scheduler.types import ModelShape
 from scheduler.unknown_names import unknown
 
 T = TypeVar("T")
-SHADOW = ("shadow", "align_token", "align_kv", "departure", "recall", "acceptance", "draft")
+SHADOW = ("shadow", "align_token", "align_kv", "align_kv_rows", "departure", "recall", "acceptance", "draft")
 SMALLER = ("smaller_forms",)
 _TOKEN_WISE = ("prefetch", "token_predictor", "predictor_learning_rate")
 
@@ -169,6 +169,13 @@ PRECISIONS: dict[str, Choice[Precision]] = {
     "popular": Choice(
         "int4, and int2 for unpopular experts in prefill (Fate)",
         lambda shape, c: Popular(),
+        SMALLER,
+        exact=False,
+        forms=(INT4, INT2),
+    ),
+    "popular-int2": Choice(
+        "popular, and int2 for what was not prefetched (Fate 5.3)",
+        lambda shape, c: Popular(misses=INT2),
         SMALLER,
         exact=False,
         forms=(INT4, INT2),

@@ -59,7 +59,8 @@ SYSTEMS: dict[str, Preset] = {
         "MoE-Infinity: request-level activation traces", SystemConfig("traces", "traces", prefill="pipelined")
     ),
     "eap": Preset(
-        "Expert activation path, as Fate's baseline", SystemConfig("path", "shallow-arc", prefill="pipelined")
+        "Expert activation path, as Fate's baseline: Fate's cache and forms",
+        SystemConfig("path", "shallow-arc", precision="popular", prefill="pipelined"),
     ),
     "hobbit": Preset(
         "HOBBIT: mixed-precision loads and cache, stacked gates",

@@ -161,6 +161,7 @@ def _scenario(
         alignment=Alignment(
             given.align_token if given.is_given("align_token") else alignment.token_period,
             given.align_kv if given.is_given("align_kv") else alignment.kv_period,
+            given.align_kv_rows if given.is_given("align_kv_rows") else alignment.kv_rows,
         ),
         mini_batch=given.mini_batch if given.is_given("mini_batch") or core is None else core.mini_batch,
         host=profile.host_s is not None and system.placement != "device",
@@ -279,6 +280,11 @@ def _check_predictions(scenario: Scenario, recording: Recording, one: RecordedWo
     if scenario.system.predictor != "sep" or one.recall is not None or scenario.tokens == 1:
         return
     was, simulated = recording.core_config.alignment, scenario.alignment
+    if was.kv_rows != simulated.kv_rows:
+        raise ConfigError(
+            f"--align-kv-rows is {simulated.kv_rows}, and the predictions in {file} are those of a shadow that got "
+            f"{was.kv_rows}; leave it out, or give --recall to draw others"
+        )
     for label, before, now in (
         ("--align-token", was.token_period, simulated.token_period),
         ("--align-kv", was.kv_period, simulated.kv_period),

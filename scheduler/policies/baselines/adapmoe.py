@@ -5,17 +5,14 @@ Its prefetching reads the next layer's gate: `scheduler.policies.baselines.mixtr
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 
 import numpy as np
 
 from scheduler.policies.predictors.base import Scores
-from scheduler.policies.residency.shares import Shares, equal_shares
+from scheduler.policies.residency.measured_shares import MeasuredShares
+from scheduler.policies.residency.shares import equal_shares
 from scheduler.policies.routers import Chosen
-from scheduler.types import ExpertId, ModelShape, Visit
-
-PERIOD = 32
-"""Decode passes between two allocations of the layers' shares. Assumed."""
 
 
 class Skip:
@@ -51,72 +48,16 @@ class Skip:
         return tuple(e for e in chosen if e not in skipped)
 
 
-class LayerShares(Shares):
+class LayerShares(MeasuredShares):
     """AdapMoE's cache (IV-C): LRU in each layer, with shares that make demand loads fewest over all layers, found by
     dynamic programming over the layers.
 
     AdapMoE takes a layer's expected loads at each size from offline statistics, and all its experts for equally likely.
-    Assumed here: both are measured while decoding. The stack distance of a use (Mattson et al. 1970) tells what LRU
-    would have missed at every size; misses are weighed with the part of the layer's used loads that were not
-    prefetched. Shares are equal at first and allocated again every `PERIOD` decode passes; older counts then weigh
-    half.
+    Assumed here: both are measured while decoding.
     """
 
-    def __init__(self, shape: ModelShape) -> None:
-        super().__init__(shape)
-        self._slots = 0
-        self._passes = 0
-        self._recent: dict[int, list[int]] = {layer: [] for layer in shape.layers}  # the last used first
-        self._distances = {layer: np.zeros(count + 1) for layer, count in zip(shape.layers, self.counts, strict=True)}
-        self._loads = {layer: [0.0, 0.0] for layer in shape.layers}
-        """Layer -> used loads: on demand, prefetched."""
-        self._prefetched: set[ExpertId] = set()
-
-    def shares(self, slots: int) -> Sequence[int]:
-        self._slots = slots
-        return self._fewest_loads() if self._passes >= PERIOD else equal_shares(slots, self.counts)
-
-    def _fewest_loads(self) -> list[int]:
-        return cheapest_shares([self.expected_misses(layer) for layer in self.shape.layers], self._slots)
-
-    def expected_misses(self, layer: int) -> list[float]:
-        """Demand loads that the layer would have had with 0, 1, ... slots, as measured so far."""
-        demand, prefetched = self._loads[layer]
-        weight = (demand + 1) / (demand + prefetched + 1)
-        distances = self._distances[layer]
-        return [float(weight * distances[size + 1 :].sum()) for size in range(len(distances))]
-
-    def on_gate_fired(self, visit: Visit, rows: Mapping[int, int], scores: Scores, prefill: bool) -> None:
-        if prefill:
-            return
-        if visit.layer == self.shape.layers[0]:
-            self._passes += 1
-            if self._passes % PERIOD == 0:
-                self._reallocate()
-        recent = self._recent[visit.layer]
-        for number in rows:
-            if number in recent:
-                self._distances[visit.layer][recent.index(number) + 1] += 1
-        self._recent[visit.layer] = [*rows, *(number for number in recent if number not in rows)]
-
-    def _reallocate(self) -> None:
-        self.set_shares(self._fewest_loads())
-        for layer in self.shape.layers:
-            self._distances[layer] /= 2
-            self._loads[layer] = [count / 2 for count in self._loads[layer]]
-
-    def keeps(self, worker: int, expert: ExpertId, predicted: bool) -> bool:
-        if predicted:
-            self._prefetched.add(expert)
-        else:
-            self._prefetched.discard(expert)
-        return super().keeps(worker, expert, predicted)
-
-    def on_used(self, worker: int, expert: ExpertId, hit: bool, form: str) -> None:
-        super().on_used(worker, expert, hit, form)
-        if not hit:
-            self._loads[expert.layer][expert in self._prefetched] += 1
-            self._prefetched.discard(expert)
+    def allocate(self, slots: int) -> Sequence[int]:
+        return cheapest_shares([self.expected_misses(layer) for layer in self.shape.layers], slots)
 
 
 def cheapest_shares(costs: Sequence[Sequence[float]], slots: int) -> list[int]:

@@ -7,13 +7,11 @@ from collections.abc import Collection, Hashable, Sequence
 from typing import Generic, TypeVar
 
 from scheduler.policies.residency.base import ResidencyBase, kept_slots
-from scheduler.policies.residency.shares import Shares, equal_shares
+from scheduler.policies.residency.measured_shares import MeasuredShares
+from scheduler.policies.residency.shares import equal_shares
 from scheduler.types import ExpertId, ModelShape
 
 K = TypeVar("K", bound=Hashable)
-
-SHALLOW_PART = 6
-"""Fate 4.4: one in so many layers is shallow. Assumed, after the paper's 4 of 24."""
 
 
 class AdaptiveReplacement(Generic[K]):
@@ -158,31 +156,50 @@ class ARC(ResidencyBase):
         return chosen if chosen is not None else next(iter(evictable))
 
 
-class ShallowARC(Shares):
+class ShallowARC(MeasuredShares):
     """Fate's cache (4.4): the first layers are cached whole, in their order as far as the slots go. The others share
     the rest equally. Each layer evicts by ARC. A layer without a share keeps no expert.
 
-    Assumed: the first sixth of the layers, rounded up, as Fate's 4 of Qwen1.5-MoE's 24; the paper sets the boundary by
-    offline statistics of prefetch accuracy. Where some layer's share would not hold a token's experts, slots for two
-    tokens' experts are in no share: this layer's, and those that are prefetched for the next one.
+    The paper sets the boundary "based on offline statistical analysis" of each layer's prefetch accuracy, and names
+    that of one model, layers 0 to 3 of Qwen1.5-MoE's 24. Assumed: the boundary is where the demand loads of all layers
+    are expected to be fewest, of equal ones the lowest. They follow from the accuracy (the part of the loads that were
+    not prefetched) and from the budget (the misses of each layer's share), so no whole layer starves the rest. Both
+    are measured while decoding; the boundary is 0 before, and set again every `PERIOD` passes.
+
+    Where some layer's share would not hold a token's experts, slots for two tokens' experts are in no share: this
+    layer's, and those that are prefetched for the next one.
     """
 
     def __init__(self, shape: ModelShape) -> None:
         super().__init__(shape)
-        self.shallow = -(-len(shape.layers) // SHALLOW_PART)
         self.lists: dict[int, AdaptiveReplacement[ExpertId]] = {layer: AdaptiveReplacement() for layer in shape.layers}
+        self._all_slots = 0
 
     def check(self, shape: ModelShape, slots: int) -> None:
+        self._all_slots = slots
         super().check(shape, slots)
-        if any(share < shape.top_k for share in self.share.values()):
-            self.set_shares(self.shares(kept_slots(shape, slots, 2 * shape.top_k)))
 
-    def shares(self, slots: int) -> Sequence[int]:
+    def initial(self, slots: int) -> Sequence[int]:
+        return self.bounded(0)
+
+    def allocate(self, slots: int) -> Sequence[int]:
+        misses = [self.expected_misses(layer) for layer in self.shape.layers]
+        candidates = [self.bounded(boundary) for boundary in range(len(self.counts) + 1)]
+        return min(candidates, key=lambda shares: sum(of[size] for of, size in zip(misses, shares, strict=True)))
+
+    def bounded(self, boundary: int) -> list[int]:
+        """Shares with the first `boundary` layers whole, as far as the slots go."""
+        shares = self._whole(boundary, kept_slots(self.shape, self._all_slots))
+        if all(share >= self.shape.top_k for share in shares):
+            return shares
+        return self._whole(boundary, kept_slots(self.shape, self._all_slots, 2 * self.shape.top_k))
+
+    def _whole(self, boundary: int, slots: int) -> list[int]:
         shares = []
-        for count in self.counts[: self.shallow]:
+        for count in self.counts[:boundary]:
             shares.append(min(count, slots))
             slots -= shares[-1]
-        return shares + equal_shares(slots, self.counts[self.shallow :])
+        return shares + equal_shares(slots, self.counts[boundary:])
 
     def set_shares(self, shares: Sequence[int]) -> None:
         super().set_shares(shares)
@@ -200,6 +217,7 @@ class ShallowARC(Shares):
         return stays
 
     def on_used(self, worker: int, expert: ExpertId, hit: bool, form: str) -> None:
+        super().on_used(worker, expert, hit, form)
         lists = self.lists[expert.layer]
         if hit or lists.is_fresh(expert):
             lists.use(expert)

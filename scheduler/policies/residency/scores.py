@@ -13,9 +13,9 @@ from scheduler.policies.residency.base import ChosenByGates, ResidencyBase
 from scheduler.types import ExpertId, ModelShape, Visit
 
 Values = NDArray[np.float64]
-WINDOW = 32
-"""Importance, 5.3: iterations over which scores are averaged. The paper leaves n open; on the demo model more is
-better."""
+WINDOW = 16
+"""Importance, 5.3: iterations over which scores are averaged. The paper leaves n open: of 4 to 64 the best on half of
+the requests of two traces (docs/measurements.md)."""
 
 
 class Scored(ResidencyBase):

@@ -76,6 +76,22 @@ def test_alignments_written_out_by_hand(periods: tuple[int, int], expected: list
     assert got == [f"align 1 step {step} {what}" for step, what in enumerate(expected)]
 
 
+NEWEST = {
+    (1, 1): ["token kv 0:5", "token kv 5:6", "token kv 6:7", "token kv 7:8", "token kv 8:9", "token kv 9:10"],
+    (1, 4): ["token kv 0:5", "token kv 6:6", "token kv 7:7", "token kv 8:8", "token kv 8:9", "token kv 10:10"],
+    (4, 2): ["token kv 0:5", "kv 6:6", "kv 6:7", "kv 8:8", "token kv 8:9", "kv 10:10"],
+}
+
+
+@pytest.mark.parametrize(("periods", "expected"), NEWEST.items(), ids=str)
+def test_the_rows_of_the_newest_token_alone(periods: tuple[int, int], expected: list[str]) -> None:
+    """OD-MoE 4.2: "all KV cache corresponding to the newly generated token". The first brings the prompt's."""
+    d = Driver(periods=periods, kv_rows="newest")
+    d.open(prompt=5, decode=False)
+    got = [x for index in range(6) for x in d.do(t.TokenDecoded(1, index))]
+    assert got == [f"align 1 step {step} {what}" for step, what in enumerate(expected)]
+
+
 @pytest.mark.parametrize("token_period", [0, 1, 2, 4])
 @pytest.mark.parametrize("kv_period", [0, 1, 2, 4])
 @pytest.mark.parametrize("joined_at", [0, 1, 3, 4])

@@ -39,7 +39,7 @@ ANY = st.builds(
 )
 
 
-@pytest.mark.parametrize("choice", [Full(), Uniform(INT4), Uniform(INT2), Popular(), Mixed()])
+@pytest.mark.parametrize("choice", [Full(), Uniform(INT4), Uniform(INT2), Popular(), Popular(misses=INT2), Mixed()])
 @given(asked=ANY)
 def test_it_asks_for_its_forms_and_takes_what_has_as_many_bits(choice: Precision, asked: Importance) -> None:
     form = choice.form(asked)
@@ -75,6 +75,16 @@ def test_in_decoding_every_expert_is_as_important_and_int2_from_prefill_is_loade
     assert not fate.serves(INT2, wanted(9, 0.0, prefill=True))
     assert fate.form(PREDICTED) == INT4  # nobody knows how popular
     assert fate.form(wanted(0, 0.9, prefill=True)) == INT2  # predicted to be unpopular
+
+
+def test_a_misprefetched_expert_takes_int2_for_once() -> None:
+    """Fate 5.3: "it uses the INT2 expert for fast temporary I/O in cases of misprefetch"."""
+    fate = Popular(0.3, misses=INT2)
+    assert fate.form(wanted(1)) == INT2, "a gate has chosen it, and nobody had brought it"
+    assert fate.serves(INT4, wanted(1)), "a right prefetch is used as it is"
+    assert fate.form(PREDICTED) == INT4
+    assert not fate.serves(INT2, PREDICTED), "what is predicted later is brought in int4"
+    assert fate.form(wanted(1, 0.0, prefill=True)) == INT4, "prefill is as before"
 
 
 def test_no_share_is_int4_throughout_and_the_whole_share_int2_throughout_prefill() -> None:

@@ -11,7 +11,7 @@ from collections.abc import Collection
 from functools import partial
 
 from scheduler import types as t
-from scheduler.alignment import Alignment
+from scheduler.alignment import ALL_ROWS, Alignment
 from scheduler.core.groups import RoundRobin
 from scheduler.core.machine import Core
 from scheduler.core.stats import RequestStats
@@ -83,6 +83,7 @@ class Driver:
         experts: int = 8,
         mini_batch: int | None = 128,
         periods: tuple[int, int] = (1, 1),
+        kv_rows: str = ALL_ROWS,
         shadow: bool = True,
         by_layer: tuple[int, ...] = (),
         mixed: tuple[int, ...] = (),
@@ -103,7 +104,7 @@ class Driver:
             precision or Full(),
             predicts=predictor is not None,
         )
-        self.core = Core(shape, RoundRobin(group), Alignment(*periods), mini_batch, strategy, prefill)
+        self.core = Core(shape, RoundRobin(group), Alignment(*periods, kv_rows), mini_batch, strategy, prefill)
         self.in_slots: dict[tuple[int, int], t.Load] = {}
         self.calls: dict[tuple[int, int], list[t.Compute]] = defaultdict(list)
         self.raw: list[t.Command] = []

@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scheduler.policies.baselines.adapmoe import PERIOD, LayerShares, Skip, cheapest_shares
+from scheduler.policies.baselines.adapmoe import LayerShares, Skip, cheapest_shares
 from scheduler.policies.precision import FULL
+from scheduler.policies.residency.measured_shares import PERIOD
 from scheduler.policies.residency.shares import Shares
 from scheduler.types import ExpertId, ModelShape, Visit
 from support.scheduling.cache_driver import Device

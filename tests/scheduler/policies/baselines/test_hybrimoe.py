@@ -117,21 +117,21 @@ def test_nothing_of_a_closed_request_is_kept() -> None:
 
 
 def test_mrs_by_hand() -> None:
-    """alpha 0.1, top-1 and so the two highest of four count: S starts at 1/4 each."""
+    """alpha 0.05, top-1 and so the two highest of four count: S starts at 1/4 each."""
     policy = RecentScore(ModelShape((2, 4), 4, 1))
     first, second = ([ExpertId(layer, number) for number in range(4)] for layer in (2, 4))
     policy.on_gate_fired(Visit(0, 0, 2), {}, ((0.4, 0.3, 0.2, 0.1),), False)
-    assert [policy.worth(e) for e in first] == pytest.approx([0.265, 0.255, 0.225, 0.225])
+    assert [policy.worth(e) for e in first] == pytest.approx([0.2575, 0.2525, 0.2375, 0.2375])
     policy.on_gate_fired(Visit(0, 0, 2), {}, ((0.1, 0.3, 0.0, 0.6), (0.5, 0.3, 0.1, 0.1)), True)
     # means of the cut rows: 0.25, 0.3, 0, 0.3
-    assert [policy.worth(e) for e in first] == pytest.approx([0.2635, 0.2595, 0.2025, 0.2325])
+    assert [policy.worth(e) for e in first] == pytest.approx([0.257125, 0.254875, 0.225625, 0.240625])
     assert [policy.worth(e) for e in second] == [0.25] * 4
     assert policy.victim(0, first[0], [first[3], second[0], first[0]]) == first[3]
 
 
 @given(st.lists(st.lists(st.lists(st.integers(0, 3), min_size=6, max_size=6), min_size=1, max_size=4), max_size=5))
 def test_the_running_score_is_that_of_its_definition(seen: list[list[list[int]]]) -> None:
-    """S <- 0.1 TopP(s) + 0.9 S, over the rows' mean shares; ties at the cut, and rows without scores, among them."""
+    """S <- 0.05 TopP(s) + 0.95 S, over the rows' mean shares; ties at the cut, and rows without scores, among them."""
     shape = ModelShape((0,), 6, 1)
     policy, value = RecentScore(shape), [1 / 6] * 6
     for rows in seen:
@@ -142,5 +142,5 @@ def test_the_running_score_is_that_of_its_definition(seen: list[list[list[int]]]
             best = sorted(range(6), key=lambda e, shares=shares: (-shares[e], e))[: policy.top]
             kept.append([shares[e] if e in best else 0.0 for e in range(6)])
         means = [sum(column) / len(rows) for column in zip(*kept, strict=True)]
-        value = [0.1 * new + 0.9 * old for new, old in zip(means, value, strict=True)]
+        value = [0.05 * new + 0.95 * old for new, old in zip(means, value, strict=True)]
     assert [policy.worth(ExpertId(0, e)) for e in range(6)] == pytest.approx(value)

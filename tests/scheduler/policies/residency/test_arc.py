@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+from random import Random
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from scheduler.policies.precision import FULL
 from scheduler.policies.residency.arc import ARC, AdaptiveReplacement, ShallowARC
-from scheduler.types import ExpertId, ModelShape
+from scheduler.policies.residency.measured_shares import PERIOD
+from scheduler.types import ExpertId, ModelShape, Visit
 from support.scheduling.cache_driver import Device
 
 ONE_LAYER = ModelShape((0,), 12, 2)
@@ -195,33 +200,89 @@ QWEN = ModelShape(tuple(range(24)), 60, 4)
 
 
 @pytest.mark.parametrize(
-    ("shape", "slots", "expected"),
+    ("shape", "slots", "boundary", "expected"),
     [
-        (TWELVE, 2 + 28, [4, 4] + [2] * 10),  # (28 - 2 x 4) / (12 - 2)
-        (TWELVE, 2 + 30, [4, 4, 3, 3] + [2] * 8),  # what does not divide
-        (TWELVE, 4 + 7, [4, 3] + [0] * 10),  # too little for the shallow ones: in their order
-        (TWELVE, 48, [4] * 12),  # all: no slot need be kept free
-        (QWEN, 2 + 4 * 60 + 20 * 8, [60] * 4 + [8] * 20),  # Fate's boundary, layers 0 to 3
+        (TWELVE, 2 + 28, 2, [4, 4] + [2] * 10),  # (28 - 2 x 4) / (12 - 2)
+        (TWELVE, 2 + 30, 2, [4, 4, 3, 3] + [2] * 8),  # what does not divide
+        (TWELVE, 4 + 7, 2, [4, 3] + [0] * 10),  # too little for the shallow ones: in their order
+        (TWELVE, 48, 2, [4] * 12),  # all: no slot need be kept free
+        (TWELVE, 2 + 24, 0, [2] * 12),
+        (QWEN, 2 + 4 * 60 + 20 * 8, 4, [60] * 4 + [8] * 20),  # Fate's boundary, layers 0 to 3
+        # Each layer holds a token's experts: two slots pass. One does not: four. At most half.
+        (ModelShape(tuple(range(7)), 4, 2), 2 + 8 + 2 * 5, 2, [4, 4, 2, 2, 2, 2, 2]),
+        (ModelShape(tuple(range(7)), 4, 2), 2 + 8 + 2 * 5 - 1, 2, [4, 4, 2, 2, 1, 1, 1]),
+        (ModelShape(tuple(range(7)), 4, 2), 5, 2, [3, 0, 0, 0, 0, 0, 0]),
     ],
 )
-def test_fates_shares(shape: ModelShape, slots: int, expected: list[int]) -> None:
+def test_fates_shares(shape: ModelShape, slots: int, boundary: int, expected: list[int]) -> None:
     policy = ShallowARC(shape)
     policy.check(shape, slots)
-    assert list(policy.share.values()) == expected
+    assert policy.bounded(boundary) == expected
 
 
-@pytest.mark.parametrize(
-    ("slots", "expected"),
-    [
-        (2 + 8 + 2 * 5, [4, 4, 2, 2, 2, 2, 2]),  # each layer holds a token's experts: two slots pass
-        (2 + 8 + 2 * 5 - 1, [4, 4, 2, 2, 1, 1, 1]),  # one does not: four
-        (5, [3, 0, 0, 0, 0, 0, 0]),  # at most half
-    ],
-)
-def test_slots_for_what_is_fetched_ahead(slots: int, expected: list[int]) -> None:
-    policy = ShallowARC(ModelShape(tuple(range(7)), 4, 2))
-    policy.check(policy.shape, slots)
-    assert list(policy.share.values()) == expected
+def decode(policy: ShallowARC, predicted: Collection[int], passes: int) -> list[list[int]]:
+    """Random experts for so many tokens, none in a slot; all loads of layers in `predicted` are prefetches. Returns
+    each layer's choices."""
+    draw, shape = Random(3), policy.shape
+    chosen: list[list[int]] = [[] for _ in shape.layers]
+    for position in range(passes):
+        for layer in shape.layers:
+            experts = draw.sample(range(shape.experts), shape.top_k)
+            policy.on_gate_fired(Visit(0, position, layer), dict.fromkeys(experts, 1), (), False)
+            chosen[layer] += experts
+            for number in experts:
+                expert = ExpertId(layer, number)
+                policy.keeps(0, expert, layer in predicted)
+                policy.on_used(0, expert, False, FULL)
+                policy.on_left(0, expert)
+    return chosen
+
+
+def test_layers_0_to_3_of_24_are_shallow_where_the_others_are_predicted() -> None:
+    """Fate 4.4: the boundary of Qwen1.5-MoE, from the accuracies of Fig. 7, drawn here as none and all."""
+    policy = ShallowARC(QWEN)
+    policy.check(QWEN, 2 + 4 * 60 + 20 * 8)
+    assert set(policy.share.values()) == {16, 17}, "equal before anything was measured"
+    decode(policy, range(4, 24), PERIOD)
+    assert list(policy.share.values()) == [60] * 4 + [8] * 20
+
+
+def test_no_layer_starves_for_a_whole_one_where_all_are_predicted_alike() -> None:
+    policy = ShallowARC(QWEN)
+    policy.check(QWEN, 2 + 4 * 60 + 20 * 8)
+    decode(policy, (), PERIOD)
+    assert min(policy.share.values()) >= QWEN.top_k
+    assert max(policy.share.values()) < 60
+
+
+@pytest.mark.parametrize("predicted", [(), range(1, 12), range(2, 12), range(3, 12), range(6)])
+@pytest.mark.parametrize("slots", [8, 20, 30, 40])
+def test_the_boundary_has_the_fewest_demand_loads_of_caches_that_were_run(
+    predicted: Collection[int], slots: int
+) -> None:
+    shape = ModelShape(TWELVE.layers, TWELVE.experts, 1)
+    policy = ShallowARC(shape)
+    policy.check(shape, slots)
+    chosen = decode(policy, predicted, PERIOD - 1)
+    policy.on_gate_fired(Visit(0, PERIOD, 0), {}, (), False)
+    misses = []
+    for layer, uses in enumerate(chosen):
+        loads = len(uses) if layer in predicted else 0
+        weight = (len(uses) - loads + 1) / (len(uses) + 1)
+        misses.append([weight * lru_misses(uses, size) for size in range(shape.experts + 1)])
+    costs = []
+    for boundary in range(len(shape.layers) + 1):
+        shares = policy.bounded(boundary)
+        costs.append(sum(of[size] for of, size in zip(misses, shares, strict=True)))
+    assert list(policy.share.values()) == policy.bounded(costs.index(min(costs)))
+
+
+def lru_misses(uses: list[int], size: int) -> int:
+    """Of those that were used before."""
+    return sum(
+        number in (recent := list(dict.fromkeys(reversed(uses[:i])))) and number not in recent[:size]
+        for i, number in enumerate(uses)
+    )
 
 
 @settings(max_examples=30)
