@@ -29,7 +29,10 @@ class SweepSettings(Table):
     """Several values of each, with commas between them. Raises ConfigError."""
 
     compare: Annotated[tuple[str, ...], _Several] = setting(
-        (), "systems or residencies", "Systems to compare: presets, residencies, perfect, perfect-host", heading="Sweep"
+        (),
+        "systems or residencies",
+        "Presets, residencies, perfect or perfect-host: lru,importance+alpha=0",
+        heading="Sweep",
     )
     device_memory: Annotated[tuple[Memory, ...], _Several] = setting(
         (), "shares of all experts such as 10%,25%", "Shares of all experts that have slots: 10%,25%", heading="Sweep"

@@ -261,6 +261,12 @@ def strategy_of(shape: ModelShape, system: SystemConfig) -> Strategy:
     )
 
 
+def foresight_of(shape: ModelShape, system: SystemConfig) -> str | None:
+    """What the main model computes for the predictor; None for nothing, and for a predictor that is not here."""
+    predictor = PREDICTORS.get(system.predictor)
+    return None if predictor is None else predictor.make(shape, system).foresight
+
+
 def residency_of(shape: ModelShape, system: SystemConfig) -> Residency:
     """The cache policy alone. Raises ConfigError."""
     check(system)

@@ -68,7 +68,7 @@ def draw_map(points: Points) -> Any:
         panel.set_xticks(range(len(loads)), [f"{one:.2g}" for one in loads])
         panel.set_yticks(range(len(hosts)), ["-" if one is None else f"{one:.2g}" for one in hosts])
         panel.tick_params(labelsize=8, length=0)
-        panel.set_title(f"{memory} of the experts, {_requests(batch)}", fontsize=8)
+        panel.set_title(f"{memory} of the experts, batch {batch}", fontsize=8)
         if number % len(memories) == 0:
             panel.set_ylabel("an expert on the host, ms", fontsize=8)
         if number // len(memories) == len(batches) - 1:
@@ -77,7 +77,7 @@ def draw_map(points: Points) -> Any:
     columns = min(4, max(1, len(ordered)))
     figure.legend(
         [winners[name] for name in ordered],
-        ordered,
+        [winners[name].get_label() for name in ordered],
         loc="outside upper center",
         ncols=columns,
         fontsize=8,
@@ -86,8 +86,9 @@ def draw_map(points: Points) -> Any:
     return figure
 
 
-def _requests(batch: int) -> str:
-    return f"batch {batch}"
+def _label(one: dict[str, Any]) -> str:
+    kind = "bound" if one["bound"] else "" if one["exact"] else "approximate"
+    return f"{one['system']} ({kind})" if kind else str(one["system"])
 
 
 def _square(panel: Any, x: int, y: int, order: Points, style: Style, winners: dict[str, Any]) -> None:
@@ -99,6 +100,7 @@ def _square(panel: Any, x: int, y: int, order: Points, style: Style, winners: di
     colour, mark = style[first["system"]]
     panel.add_patch(_rectangle((x - 0.5, y - 0.5), colour, 0.15 + 0.5 * min(1.0, gain / 0.5)))
     drawn = panel.scatter(x, y + 0.16, color=colour, edgecolors=DARK, linewidths=0.5, marker=mark, s=42, zorder=3)
+    drawn.set_label(_label(first))
     winners.setdefault(first["system"], drawn)
     panel.text(x, y - 0.28, f"+{gain:.0%}", ha="center", va="center", fontsize=8, color=DARK)
 
@@ -126,7 +128,7 @@ def _lines(
     for name, (colour, mark) in style.items():
         own = [one for one in points if one["system"] == name]
         line = "--" if own[0]["bound"] else "-"
-        label = f"{name} (bound)" if own[0]["bound"] else name
+        label = _label(own[0])
         heights = [value(one) for one in own]
         panel.plot(range(len(own)), heights, line, color=colour, marker=mark, markersize=5, linewidth=1.3, label=label)
     panel.set_xticks(range(len(memories)), memories)
@@ -149,7 +151,13 @@ def main(argv: Sequence[str] | None = None) -> None:
         sys.exit(f"{args.file} is no file of odmoe simulate -o FILE.json: {error}")
     figure = draw(points)
     said = ", ".join(f"{name} {value}" for name, value in settings.items()) or "random routes"
-    write_foot(figure, [f"Simulated with odmoe simulate: {said}. Bounds know the routes to come."])
+    write_foot(
+        figure,
+        [
+            f"Simulated with odmoe simulate: {said}. In a map: how much faster than the next system. "
+            "Bounds know the routes to come."
+        ],
+    )
     output = args.output or args.file.with_suffix(".png")
     figure.savefig(output)
     print(output)

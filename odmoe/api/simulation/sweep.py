@@ -35,7 +35,11 @@ PERFECT = {
     "perfect-host": {"predictor": "perfect", "residency": "belady", "placement": "balance"},
 }
 """Names in comparisons: perfect prefetch with Belady's eviction, without a host that computes and with one."""
-COMPARED = ("on-demand", "lrfu", "lrfu-prefetch", "importance", "smoe", "fate", "hybrimoe", "ktransformers", "static")
+COMPARED = (
+    *("on-demand", "lrfu", "lrfu-prefetch", "importance+alpha=0", "smoe", "fate+precision=full", "hybrimoe"),
+    *("ktransformers", "static"),
+)
+"""Of a map: in their exact forms."""
 MEMORIES = ("10%", "25%", "50%")
 TIMES, BATCHES = (0.25, 1.0, 4.0), (1, 4)
 """Of a map: multiples of the profile's load and host, and requests at once."""
@@ -154,14 +158,23 @@ def _experts(given: SimulateSettings, profile: Profile) -> int:
 
 
 def _named(name: str) -> dict[str, Any]:
-    """The settings that a name of a comparison stands for: a preset, or on-demand loading with a residency."""
-    if name in SYSTEMS:
-        return {"system": name}
-    if name in PERFECT:
-        return {"system": "on-demand"} | PERFECT[name]
-    if name in RESIDENCIES:
-        return {"system": "on-demand", "residency": name}
-    raise ConfigError(unknown("--compare", name, [*SYSTEMS, *RESIDENCIES, *PERFECT], "odmoe systems"))
+    """The settings that a name of a comparison stands for: a preset, or on-demand loading with a residency, and
+    changes to it: `importance+alpha=0`. Raises ConfigError."""
+    base, *changes = name.split("+")
+    if base in SYSTEMS:
+        found = {"system": base}
+    elif base in PERFECT:
+        found = {"system": "on-demand"} | PERFECT[base]
+    elif base in RESIDENCIES:
+        found = {"system": "on-demand", "residency": base}
+    else:
+        raise ConfigError(unknown("--compare", base, [*SYSTEMS, *RESIDENCIES, *PERFECT], "odmoe systems"))
+    for change in changes:
+        field, equals, value = change.partition("=")
+        if field not in CHOSEN or not equals:
+            raise ConfigError(f"--compare is {name}; allowed after +: FIELD=VALUE, with {', '.join(CHOSEN)}")
+        found[field] = value
+    return found
 
 
 def _slots(memory: str, experts: int) -> int:
@@ -176,7 +189,8 @@ def _task(given: SimulateSettings, profile: Profile, experts: int, place: Place)
     named = {name: getattr(given, name) for name in given.model_fields_set}
     flags = {"workers": 1} | named | {"profile": profile.name} | _named(place.system)
     chosen = replace(
-        SYSTEMS[flags["system"]].config, **{name: value for name, value in flags.items() if name in CHOSEN}
+        SYSTEMS[flags["system"]].config,
+        **{name: getattr(SimulateSettings(**flags), name) for name in flags if name in CHOSEN},
     )
     if given.routes is None:
         flags["requests"] = place.batch

@@ -62,7 +62,7 @@ def _winner(points: Iterable[Point]) -> Point | None:
 
 
 def _winners(points: Sequence[Point]) -> Table:
-    """A row for each place: the fastest system, and the next one."""
+    """A row for each place: the fastest system, and the next one. ~: its answers are approximate."""
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="")
     for name in ("load ms", "host ms", "memory", "batch", "fastest", "tokens/s", "faster", "than"):
         table.add_column(name, justify="left" if name in ("fastest", "than") else "right")
@@ -76,7 +76,7 @@ def _winners(points: Sequence[Point]) -> Table:
             continue
         first, others = ranked[0], ranked[1:]
         cells = [f"{first.load_ms:.3g}", "-" if first.host_ms is None else f"{first.host_ms:.3g}", first.device_memory]
-        cells += [str(first.batch), first.system, f"{first.tokens_per_s:.2f}"]
+        cells += [str(first.batch), first.system + ("" if first.exact else " ~"), f"{first.tokens_per_s:.2f}"]
         cells += [f"{first.tokens_per_s / others[0].tokens_per_s - 1:.0%}", others[0].system] if others else ["", ""]
         table.add_row(*cells)
     return table

@@ -13,7 +13,15 @@ from scripts.simulated import maps
 
 
 def point(system: str, rate: float, **more: Any) -> dict[str, Any]:
-    usual = {"device_memory": "25%", "load_ms": 1.0, "host_ms": 2.0, "batch": 1, "bound": False, "misses_a_token": 3.0}
+    usual = {
+        "device_memory": "25%",
+        "load_ms": 1.0,
+        "host_ms": 2.0,
+        "batch": 1,
+        "bound": False,
+        "exact": True,
+        "misses_a_token": 3.0,
+    }
     return {**usual, "system": system, "tokens_per_s": rate, **more}
 
 

@@ -31,6 +31,7 @@ def points(**asked: Any) -> list[sweep.Point]:
     [
         ("lru", {"system": "on-demand", "residency": "lru"}),
         ("static", {"system": "static"}),
+        ("moe-infinity+residency=lfu", {"system": "moe-infinity", "residency": "lfu"}),
         ("perfect", {"system": "on-demand", "predictor": "perfect", "residency": "belady"}),
     ],
 )
@@ -86,6 +87,7 @@ def test_a_map_varies_load_host_memory_and_batch() -> None:
     ("asked", "message"),
     [
         ({"compare": "lruu"}, r"--compare is 'lruu'; did you mean lru"),
+        ({"compare": "lru+speed=9"}, r"--compare is lru\+speed=9; allowed after \+: FIELD=VALUE"),
         ({"device_memory": "2GB"}, r"--device-memory is 2GB; .* shares of all experts"),
         ({"load_ms": [0.001 * n for n in range(1, 1500)]}, r"has 4497 points; allowed: 4096"),
     ],
