@@ -21,7 +21,10 @@ from scripts.lib.flags import script_parser
 from scripts.lib.plots import BLUE, DARK, canvas, write_foot
 
 MARKS = "os^Dv*PX<>dp|x1+"
-COLOURS = (BLUE, "#f0b429", "#d64545", "#2a9d8f", "#8d6bb3", "#7f5539", "#222222", "#e377c2", "#6a994e", "#0096c7")
+COLOURS = (
+    *(BLUE, "#f0b429", "#d64545", "#2a9d8f", "#8d6bb3", "#7f5539", "#222222", "#e377c2"),
+    *("#6a994e", "#0096c7", "#ff7f0e", "#9b2226", "#5e60ce", "#94a3b8", "#005f73", "#b5179e"),
+)
 Points = list[dict[str, Any]]
 Style = dict[str, tuple[str, str]]
 """System -> its colour and mark."""

@@ -65,7 +65,7 @@ def _winners(points: Sequence[Point]) -> Table:
     """A row for each place: the fastest system, and the next one. ~: its answers are approximate."""
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="")
     for name in ("load ms", "host ms", "memory", "batch", "fastest", "tokens/s", "faster", "than"):
-        table.add_column(name, justify="left" if name in ("fastest", "than") else "right")
+        table.add_column(name, justify="left" if name in ("fastest", "than") else "right", overflow="fold")
 
     def key(one: Point) -> tuple[float, float, int, int]:
         return one.load_ms, one.host_ms or 0.0, one.slots, one.batch
