@@ -15,7 +15,7 @@ from functools import partial
 from typing import Any
 
 from scheduler.errors import SimulationError
-from scheduler.planning.scaling import Each, Run
+from scheduler.planning.scaling import Each
 
 _MOST = 8
 """A plan has about 50 simulations; the longest takes as long as several others."""
@@ -44,7 +44,7 @@ def simulation_pool() -> Iterator[Each]:
         pool.shutdown(cancel_futures=True)  # waits, at most for the simulations that have begun
 
 
-def _results(pool: ProcessPoolExecutor, function: Callable[[Run], Any], runs: Iterable[Run]) -> Iterator[Any]:
+def _results(pool: ProcessPoolExecutor, function: Callable[[Any], Any], runs: Iterable[Any]) -> Iterator[Any]:
     """As `pool.map`, but cancels nothing when it is interrupted: `shutdown` has the pool's own thread do that.
 
     Ctrl-C and SIGTERM reach the processes too. Where one ends of that, the pool's thread fails every simulation without

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -10,6 +11,7 @@ import typer
 from odmoe.commands.shared.flags import with_settings
 from odmoe.commands.shared.options import Json, PanelDebug, PanelQuiet
 from odmoe.settings.simulate_settings import SimulateSettings
+from odmoe.settings.sweep_settings import SweepSettings
 from odmoe.settings.table import flag
 from scheduler.errors import ConfigError
 
@@ -24,7 +26,7 @@ Validate = Annotated[
 ]
 
 
-@with_settings(SimulateSettings)
+@with_settings(SimulateSettings, beside=SweepSettings)
 def simulate(
     flags: dict[str, Any],
     validate: Validate = False,
@@ -32,11 +34,15 @@ def simulate(
     quiet: PanelQuiet = False,
     debug: PanelDebug = False,
 ) -> None:
-    """Simulate a system, or replay a recording.
+    """Simulate a system, compare several, or replay a recording.
 
     Shows the speed and where the time goes. odmoe systems lists systems and policies.
     """
+    asked = SweepSettings(**{name: flags.pop(name) for name in SweepSettings.model_fields if name in flags})
     settings = SimulateSettings(**flags)
+    if asked.model_fields_set:
+        _sweep(settings, asked, as_json, quiet, debug)
+        return
     if settings.replay is None:
         if validate:
             raise ConfigError("--validate is given without --replay; record a run with --record and replay that")
@@ -55,6 +61,32 @@ def simulate(
             raise ConfigError(f"--replay is given with {flag(name)}; a replay has the recording's own settings")
     if not _replay(settings.replay, validate, as_json):
         raise typer.Exit(1)
+
+
+def _sweep(settings: SimulateSettings, asked: SweepSettings, as_json: bool, quiet: bool, debug: bool) -> None:
+    """Raises ConfigError."""
+    for name in ("replay", "trace", "slots", "parallel", "requests"):
+        if settings.is_given(name):
+            raise ConfigError(
+                f"{flag(name)} is given with a comparison of systems, which does not read it; leave it out"
+            )
+    from odmoe.api.checks import check_writable
+    from odmoe.api.simulation import sweep
+    from odmoe.commands.texts.sweep_text import show
+    from odmoe.simulation_pool import simulation_pool
+    from odmoe.terminal import Terminal
+
+    if asked.output is not None:
+        check_writable("--output", asked.output)
+    sweep.axes_of(settings, asked)  # before processes begin
+    with simulation_pool() as each, Terminal(quiet, debug).progress() as move:
+        points = sweep.sweep(settings, asked, each, lambda done, total: move("simulations", done, total))
+    if asked.output is not None:
+        sweep.write(Path(asked.output), points, settings)
+    if as_json:
+        print(json.dumps(sweep.as_json(points, settings)))
+    else:
+        show(points)
 
 
 def _replay(file: str, validate: bool, as_json: bool) -> bool:

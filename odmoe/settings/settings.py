@@ -14,7 +14,7 @@ from odmoe.settings.units import is_address
 from scheduler.alignment import Alignment
 from scheduler.errors import ConfigError
 from scheduler.limits import MAX_WORKERS, MAX_WORKERS_HERE
-from scheduler.policies.registry import inexact, needs_host, reads_scores
+from scheduler.policies.registry import bounds, inexact, needs_host, reads_scores
 
 
 class Settings(Declarations):
@@ -25,6 +25,11 @@ class Settings(Declarations):
         self._check_together(named or flag)
 
     def _check_together(self, named: Callable[[str], str]) -> None:
+        for field, name in bounds(self.system_config).items():
+            raise ConfigError(
+                f"{named(field)} is {name!r}, a bound that knows the routes to come, as only odmoe simulate does; "
+                "give another name (odmoe systems)"
+            )
         if self.group_size is not None and self.workers_given and self.group_size > self.workers:
             raise ConfigError(
                 f"{named('group_size')} is {self.group_size}; allowed: 1 to {named('workers')} ({self.workers})"

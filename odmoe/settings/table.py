@@ -14,7 +14,18 @@ from scheduler.errors import ConfigError
 from scheduler.limits import MAX_COUNT
 from scheduler.unknown_names import nearest, unknown
 
-HEADINGS = ("Model", "Workload", "Service", "Cluster", "Prediction", "Memory", "Sampling", "Output", "Experiments")
+HEADINGS = (
+    "Model",
+    "Workload",
+    "Service",
+    "Cluster",
+    "Prediction",
+    "Memory",
+    "Sampling",
+    "Output",
+    "Sweep",
+    "Experiments",
+)
 _NUMBER = re.compile(r"[+-]?\d+(\.\d*)?([eE][+-]?\d+)?")
 
 

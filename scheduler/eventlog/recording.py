@@ -23,7 +23,9 @@ from scheduler.alignment import ALL_ROWS, Alignment
 from scheduler.build import make_core
 from scheduler.errors import ConfigError
 from scheduler.limits import MAX_COUNT, MAX_EXPERTS
+from scheduler.one_line import one_line
 from scheduler.policies.precision import FORMS
+from scheduler.policies.registry import CHOICES
 from scheduler.policies.system_config import CoreConfig, SystemConfig
 
 FORMAT, VERSION = "odmoe recording", 9
@@ -35,12 +37,14 @@ _MAX_ITEMS, _MAX_TEXT = 1 << 20, 1 << 16
 @dataclasses.dataclass(frozen=True, slots=True)
 class Recording:
     """`about`: a description of the run, for people. `events`: (now, event). `commands`: those that followed each
-    event."""
+    event. `foreign`: what the run's system had and this odmoe has not, such as `--residency mine`: routes can be read
+    without it, decisions not replayed."""
 
     about: dict[str, Any]
     core_config: CoreConfig
     events: list[tuple[float, t.Event]]
     commands: list[list[t.Command]]
+    foreign: tuple[str, ...] = ()
 
 
 class Recorder:
@@ -115,13 +119,13 @@ def _objects(unpacker: Any) -> Iterator[Any]:
 
 
 def _read(objects: Iterator[Any]) -> Recording:
-    about, core_config = _read_head(next(objects, None))
+    about, core_config, foreign = _read_head(next(objects, None))
     events: list[tuple[float, t.Event]] = []
     commands: list[list[t.Command]] = []
     for row in objects:
         if type(row) is int:
             _check_end(row, len(events), next(objects, None))
-            return Recording(about, core_config, events, commands)
+            return Recording(about, core_config, events, commands, foreign)
         try:
             now, event, followed = row
             if type(now) is not float or not math.isfinite(now) or (events and now < events[-1][0]):
@@ -140,7 +144,7 @@ def _check_end(declared: int, found: int, beyond: Any) -> None:
         raise _WrongError("there is data after its end")
 
 
-def _read_head(head: Any) -> tuple[dict[str, Any], CoreConfig]:
+def _read_head(head: Any) -> tuple[dict[str, Any], CoreConfig, tuple[str, ...]]:
     if not isinstance(head, dict) or head.get("format") != FORMAT:
         raise _WrongError("its head is not that of a recording" if head is not None else "it is empty or truncated")
     if head.get("version") != VERSION:
@@ -153,12 +157,25 @@ def _read_head(head: Any) -> tuple[dict[str, Any], CoreConfig]:
         if not _possible(shape):  # before a scheduler allocates state for it
             raise _WrongError(f"no model has the shape {shape!r:.200}")
         alignment = _build(Alignment, {"kv_rows": ALL_ROWS} | core["alignment"])
-        system = _build(SystemConfig, core["system"])
+        system, foreign = _system(core["system"])
         core_config = _build(CoreConfig, core | {"shape": shape, "alignment": alignment, "system": system})
-        make_core(core_config)
+        make_core(dataclasses.replace(core_config, system=SystemConfig()) if foreign else core_config)
     except (_WrongError, KeyError, TypeError, ValueError, ConfigError) as error:
         raise _WrongError(f"its head does not describe a valid scheduler ({error})") from error
-    return about, core_config
+    return about, core_config, foreign
+
+
+def _system(recorded: Any) -> tuple[SystemConfig, tuple[str, ...]]:
+    """The system, and what of it this odmoe does not have: policies and numbers come and go. What was not recorded has
+    its default. Raises _WrongError."""
+    if not isinstance(recorded, dict) or not all(isinstance(name, str) for name in recorded):
+        raise _WrongError(f"its system is {recorded!r:.200}")
+    defaults = dataclasses.asdict(SystemConfig())
+    known = {name: recorded.get(name, default) for name, default in defaults.items()}
+    system = _build(SystemConfig, known)
+    foreign = [f"--{name} {known[name]}" for name, names in CHOICES.items() if known[name] not in names]
+    foreign += [f"{name} {value}" for name, value in recorded.items() if name not in known and value is not None]
+    return system, tuple(one_line(one) for one in foreign)
 
 
 def _possible(shape: t.ModelShape) -> bool:

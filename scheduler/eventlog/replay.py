@@ -32,6 +32,11 @@ def replay(recording: Recording, validate: bool = False) -> Replayed:
     """Feed the recorded events to a new core, at their times, and compare its commands with the recorded ones.
     `validate`: check the core's books after each event, too. Raises ConfigError if the events are impossible, or if
     there is no command to compare."""
+    if recording.foreign:
+        raise ConfigError(
+            f"the recording is of a system with {', '.join(recording.foreign)}, which is not here, so its decisions "
+            "cannot be made again; simulate its routes (--routes) with another --system"
+        )
     core = make_core(recording.core_config)
     heap = [(now, number, event) for number, (now, event) in enumerate(recording.events)]
     heapq.heapify(heap)

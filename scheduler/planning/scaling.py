@@ -371,7 +371,7 @@ class Run:
     """Tokens of a prompt, whose first token is waited for."""
 
 
-Each = Callable[[Callable[[Run], Any], Iterable[Run]], Iterator[Any]]
+Each = Callable[[Callable[[Any], Any], Iterable[Any]], Iterator[Any]]
 """Applies a function to each run. The results come in order: `map`, or a pool's."""
 
 

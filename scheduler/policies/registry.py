@@ -55,6 +55,8 @@ class Choice(Generic[T]):
     """Answers stay those of the model."""
     exact_at_0: str | None = None
     """A number that the policy reads. Where it is 0, answers stay those of the model after all."""
+    is_bound: bool = False
+    """It knows the routes to come, which only a simulation does."""
     forms: tuple[str, ...] = (FULL,)
     """Of a precision: the forms in which it loads experts, the largest first."""
 
@@ -93,6 +95,11 @@ PREDICTORS: dict[str, Choice[Predictor]] = {
         lambda shape, c: TokenWise(shape, flex=True, **_drop_none(prefetch=c.prefetch)),
         _TOKEN_WISE,
     ),
+    "perfect": Choice(
+        "The next layers' experts, always right (a bound)",
+        lambda shape, c: _from("residency.belady").PerfectPredictor(shape),
+        is_bound=True,
+    ),
     "path": Choice(
         "Which experts followed which before (EAP)",
         lambda shape, c: _from("baselines.eap").ActivationPath(shape),
@@ -110,6 +117,18 @@ RESIDENCIES: dict[str, Choice[Residency]] = {
     "lfu": Choice("The least frequently used expert leaves", lambda shape, c: LFU(shape)),
     "lrfu": Choice("The least recent and frequent expert leaves (LRFU)", lambda shape, c: LRFU(shape)),
     "arc": Choice("ARC over the experts of all layers", lambda shape, c: ARC(shape)),
+    "s3-fifo": Choice(
+        "A small queue and a main one (S3-FIFO)", lambda shape, c: _from("residency.s3_fifo").S3FIFO(shape)
+    ),
+    "least-stale": Choice(
+        "What this pass has not used leaves (Least-Stale, SpecMD)",
+        lambda shape, c: _from("residency.least_stale").LeastStale(shape),
+    ),
+    "belady": Choice(
+        "The one that is used again last leaves (a bound)",
+        lambda shape, c: _from("residency.belady").Belady(shape),
+        is_bound=True,
+    ),
     "static": Choice("What the first prompt used most stays for good", lambda shape, c: Static(shape)),
     "shallow-arc": Choice("The first layers whole, ARC in the others (Fate 4.4)", lambda shape, c: ShallowARC(shape)),
     "score": Choice(
@@ -249,6 +268,12 @@ def strategy_of(shape: ModelShape, system: SystemConfig) -> Strategy:
     )
 
 
+def foresight_of(shape: ModelShape, system: SystemConfig) -> str | None:
+    """What the main model computes for the predictor; None for nothing, and for a predictor that is not here."""
+    predictor = PREDICTORS.get(system.predictor)
+    return None if predictor is None else predictor.make(shape, system).foresight
+
+
 def residency_of(shape: ModelShape, system: SystemConfig) -> Residency:
     """The cache policy alone. Raises ConfigError."""
     check(system)
@@ -265,6 +290,12 @@ def reads_scores(system: SystemConfig) -> bool:
     """Whether a policy reads scores of gates, of those that have fired or of those to come."""
     strategy = strategy_of(ModelShape((0,), 2, 1), system)
     return strategy.wants_scores or strategy.predictor.foresight is not None
+
+
+def bounds(system: SystemConfig) -> dict[str, str]:
+    """The chosen policies that know the routes to come, by field."""
+    chosen = {name: getattr(system, name) for name in CHOICES}
+    return {name: value for name, value in chosen.items() if CHOICES[name][value].is_bound}
 
 
 def caches(system: SystemConfig) -> bool:

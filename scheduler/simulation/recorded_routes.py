@@ -12,7 +12,7 @@ from typing import get_args
 
 from scheduler import types as t
 from scheduler.eventlog.recording import Recording
-from scheduler.policies.registry import strategy_of
+from scheduler.policies.registry import foresight_of
 from scheduler.simulation.workload import Gate, Rows, mistaken
 
 SHADOW = "shadow"
@@ -174,7 +174,7 @@ def recorded_workloads(recording: Recording) -> list[RecordedWorkload]:
             if number in readers:
                 readers[number].take(event, now)
     whole = {reader: one for reader in found if (one := reader.workload()) is not None}
-    foresight = strategy_of(recording.core_config.shape, recording.core_config.system).predictor.foresight
+    foresight = foresight_of(recording.core_config.shape, recording.core_config.system)
     for reader, one in whole.items():
         one.foresight = foresight
         one.group, one.step = steps.place(reader)

@@ -18,8 +18,10 @@ from scheduler.build import make_core
 from scheduler.core.stats import RequestStats
 from scheduler.drafts.length import DraftLengths
 from scheduler.errors import ConfigError
+from scheduler.policies.registry import keeps_all
 from scheduler.policies.strategy import Strategy
 from scheduler.policies.system_config import SystemConfig
+from scheduler.simulation.bounds import Misses, give_future, optimal_misses
 from scheduler.simulation.requests import Arrival, SimulatedRequest
 from scheduler.simulation.scenario import Scenario
 from scheduler.simulation.time_breakdown import bound_by
@@ -71,6 +73,8 @@ class Outcome:
     """Different experts of a layer that the rows of an average step need, where it only decodes; None without any."""
     events: int
     """The number of events."""
+    misses: Misses | None = None
+    """None where every expert has a slot of its own."""
     drafted: tuple[int, int, int] = (0, 0, 0)
     """Where the shadow drafts: passes that decode, their rows, and the tokens that they gave."""
 
@@ -167,6 +171,7 @@ def simulate_requests(
     core.strategy.residency.check(scenario.shape, scenario.worker_count * scenario.slots)
     for arrival in arrivals:
         _check_scores(scenario, core.strategy, arrival.workload)
+    give_future(scenario, core.strategy, arrivals)
     kept: list[Span] | None = [] if spans else None
     world = World(core, scenario, arrivals, kept, lengths)
     world.start()
@@ -182,7 +187,15 @@ def simulate_requests(
     where = {cause: seconds / max(1, steps) for cause, seconds in world.breakdown.seconds.items()}
     drafts = [request.drafts for request in world.queue.requests if request.drafts is not None]
     drafted = sum(one.blocks for one in drafts), sum(one.rows for one in drafts), sum(one.gained for one in drafts)
-    return Outcome(answers, kept or [], where, steps, world.main.union_size, world.events.count, drafted)
+    misses = _misses(scenario, world, answers)
+    return Outcome(answers, kept or [], where, steps, world.main.union_size, world.events.count, misses, drafted)
+
+
+def _misses(scenario: Scenario, world: World, answers: Sequence[Answer]) -> Misses | None:
+    if keeps_all(scenario.system):
+        return None
+    total = sum(answer.stats.named - answer.stats.present for answer in answers)
+    return Misses(total, optimal_misses(world.log.accesses, scenario.worker_count * scenario.slots))
 
 
 def _answer(world: World, request: SimulatedRequest) -> Answer:

@@ -12,7 +12,7 @@ import numpy as np
 
 from scheduler.errors import ConfigError
 from scheduler.eventlog.recording import Recording
-from scheduler.policies.registry import strategy_of
+from scheduler.policies.registry import foresight_of
 from scheduler.simulation.recorded_routes import RecordedWorkload, recorded_workloads
 from scheduler.simulation.routing_trace import Array, Foretold, RoutingTrace
 
@@ -57,7 +57,7 @@ def _trace(name: str, recording: Recording) -> RoutingTrace:
     workloads = recorded_workloads(recording)
     if not workloads:
         raise ConfigError(f"recording {name} has no request with a complete prefill; record a whole answer")
-    kind = strategy_of(config.shape, config.system).predictor.foresight
+    kind = foresight_of(config.shape, config.system)
     rows: list[list[tuple[int, ...]]] = []
     scores: list[list[tuple[float, ...]]] = []
     places: list[tuple[int, int, int, int]] = []

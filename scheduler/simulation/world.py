@@ -13,6 +13,7 @@ from typing import Any
 from scheduler import types as t
 from scheduler.core.machine import Core
 from scheduler.drafts.length import DraftLengths
+from scheduler.simulation.bounds import AccessLog
 from scheduler.simulation.drafts import RequestDrafts
 from scheduler.simulation.events import EventHeap
 from scheduler.simulation.foresight import SimulatedForesight
@@ -49,6 +50,7 @@ class World:
         self.breakdown = TimeBreakdown(system.predictor != "none")
         self.tokens = 0
         """Of all answers so far."""
+        self.log = AccessLog()
         self._until = 0  # tokens of all answers, when `run` returns
         self._scenario = scenario
         self._links = MainLinks(profile, duplex=system.prefill == "ahead")
@@ -111,6 +113,9 @@ class World:
             pass
 
     def _post(self, event: t.Event) -> None:
+        if isinstance(event, t.GateFired):
+            prompt_tokens = self.queue.requests[event.visit.request - 1].arrival.prompt_tokens
+            self.log.add(event.visit, event.rows, event.visit.position >= prompt_tokens)
         handlers, commands = self._handlers, self.core.handle(event, self.events.now)
         for command in commands:
             handlers[type(command)](command)

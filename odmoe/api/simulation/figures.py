@@ -33,6 +33,16 @@ class Gap(NamedTuple):
     worst: float
 
 
+class MissShares(NamedTuple):
+    """Misses of decoding, by token: `total`, and its two parts."""
+
+    total: float
+    working_set: float
+    """Belady's eviction would have them, too, in as much memory."""
+    policy: float
+    """It would not."""
+
+
 @dataclass(frozen=True, slots=True)
 class Speed:
     """Of one request."""
@@ -91,6 +101,7 @@ class Simulation:
     tokens_a_step: float | None
     experts_a_layer: float | None
     hit_rate: float | None
+    misses_a_token: MissShares | None
     recall: float | None
     where_ms: dict[str, float]
     bound: str | None
@@ -108,6 +119,7 @@ class Simulation:
             found |= asdict(value) if name == "system_config" else {name: value}
         return found | {
             "model": self.model._asdict(),
+            "misses_a_token": self.misses_a_token and self.misses_a_token._asdict(),
             "token_gap_s": self.token_gap_s and self.token_gap_s._asdict(),
             "requests": [asdict(one) for one in self.requests],
         }
@@ -169,6 +181,7 @@ def figures_of(runs: list[Run], outcomes: list[Outcome], took_s: float, given: S
         tokens_a_step=decoded / steps if decoded else None,
         experts_a_layer=sum(union * of for union, of in unions) / sum(of for _, of in unions) if unions else None,
         hit_rate=_hit_rate(answers),
+        misses_a_token=_misses(outcomes, decoded),
         recall=recall,
         where_ms={cause: seconds * 1e3 for cause, seconds in where.items()},
         bound=bound_by(where) if decoded else None,
@@ -184,6 +197,16 @@ def _hit_rate(answers: list[Answer]) -> float | None:
     """Share of decoding's chosen experts that were in a slot when the gate fired. None without decoding."""
     named = sum(answer.stats.named for answer in answers)
     return sum(answer.stats.present for answer in answers) / named if named else None
+
+
+def _misses(outcomes: list[Outcome], decoded: int) -> MissShares | None:
+    """None without decoding, and where every expert has a slot."""
+    found = [outcome.misses for outcome in outcomes if outcome.misses is not None]
+    if not found or not decoded:
+        return None
+    total, optimal = sum(one.total for one in found), sum(one.optimal for one in found)
+    working_set = min(total, optimal)
+    return MissShares(total / decoded, working_set / decoded, (total - working_set) / decoded)
 
 
 def _acceptance(runs: list[Run], given: SimulateSettings) -> float:

@@ -237,6 +237,11 @@ def _recorded_runs(given: SimulateSettings, file: Path) -> list[Run]:
         if given.is_given(name):
             raise ConfigError(f"{flag(name)} is given with --routes; {file} has its own value")
     recording = read_recording(file)
+    if recording.foreign and not given.is_given("system"):
+        raise ConfigError(
+            f"{file} is of a system with {', '.join(recording.foreign)}, which is not here; give --system to simulate "
+            "another one on its routes"
+        )
     workloads = recorded_workloads(recording)
     if not workloads:
         raise ConfigError(f"recording {file} has no request with a complete prefill; nothing can be simulated")

@@ -82,6 +82,8 @@ def _rows(facts: dict[str, Any]) -> Iterator[tuple[str, str]]:
         yield "loads", f"{facts['loads_a_token']:.1f} per token, {facts['reloads_a_token']:.1f} of them reloads"
         if facts["hit_rate"] is not None and facts["residency"] != "none":
             yield "hits", f"{facts['hit_rate']:.1%} of the experts used were in a slot when the gate fired"
+        if facts["misses_a_token"] is not None and facts["residency"] != "none":
+            yield "misses", _misses(facts["misses_a_token"])
         if several and facts["experts_a_layer"] is not None:
             each = f"{facts['tokens_a_step']:.1f} tokens need {facts['experts_a_layer']:.2f} of {model['experts']}"
             yield "step", f"{each} experts in a layer"
@@ -97,6 +99,11 @@ def _rows(facts: dict[str, Any]) -> Iterator[tuple[str, str]]:
 def by_luck(share: float | None) -> str:
     """The standard error over random routes and mispredictions; empty if it is negligible."""
     return f" ± {share:.1%} (standard error)" if share and share >= LEAST_LUCK else ""
+
+
+def _misses(misses: dict[str, float]) -> str:
+    parts = f"{misses['working_set']:.1f} with the best eviction too (working set), {misses['policy']:.1f} not (policy)"
+    return f"{misses['total']:.1f} per token: {parts}"
 
 
 def _drafts(facts: dict[str, Any]) -> str:

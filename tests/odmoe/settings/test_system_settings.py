@@ -14,6 +14,7 @@ from odmoe.settings.derived import FIXED_WHILE_RUNNING
 from odmoe.settings.settings import Settings
 from odmoe.settings.simulate_settings import SimulateSettings
 from odmoe.settings.system_settings import CHOSEN
+from scheduler.errors import ConfigError
 from scheduler.policies.registry import CHOICES
 from scheduler.policies.system_config import SystemConfig
 from scheduler.policies.systems import SYSTEMS
@@ -132,3 +133,10 @@ def test_a_preset_gives_its_configuration(name: str) -> None:
     assert settings.system_config == SYSTEMS[name].config
     assert settings.workers == (1 if SYSTEMS[name].single_machine else 8)
     assert not set(SYSTEMS[name].values()) & settings.model_fields_set
+
+
+@pytest.mark.parametrize(("field", "name"), [("residency", "belady"), ("predictor", "perfect")])
+def test_a_bound_is_for_simulations_only(field: str, name: str) -> None:
+    assert getattr(SimulateSettings(**{field: name}), field) == name
+    with pytest.raises(ConfigError, match=f"--{field} is '{name}', a bound that knows the routes to come"):
+        Settings(**{field: name})

@@ -386,7 +386,8 @@ def changed(rows: list[Any], where: tuple[Any, ...], value: Any) -> list[Any]:
         ((0, "version"), 2, "has version 2, but this odmoe reads version 9; record the run again: odmoe generate"),
         ((0, "about"), [], "does not describe the run"),
         ((0, "core", "group_size"), 0, "does not describe a valid scheduler .*group-size is 0"),
-        ((0, "core", "system", "predictor"), "oracle", "does not describe a valid scheduler"),
+        ((0, "core", "system", "predictor"), 7, "does not describe a valid scheduler"),
+        ((0, "core", "system"), [], "does not describe a valid scheduler"),
         ((0, "core", "alignment", "kv_period"), "1", "does not describe a valid scheduler"),
         ((0, "core", "shape", "layers"), [3, 1], "no model has the shape"),
         ((0, "core", "shape", "experts"), 1 << 40, "no model has the shape"),
@@ -429,6 +430,21 @@ def test_a_recording_holds_its_system_in_one_place(log: bytes) -> None:
     assert (head["format"], head["version"]) == ("odmoe recording", 9)
     assert set(head["core"]) == {"shape", "group_size", "alignment", "mini_batch", "system"}
     assert SystemConfig(**head["core"]["system"]) == SystemConfig()
+
+
+def test_a_recording_of_other_policies_is_read_and_not_replayed(tmp_path: Path, log: bytes) -> None:
+    """A policy, and a number, of somebody's own; and a number that came since."""
+    rows = objects(log)
+    rows[0]["core"]["system"] |= {"residency": "mine", "threshold": 0.5, "unset": None}
+    del rows[0]["core"]["system"]["prefetch"]
+    own, foreign = read(tmp_path, log), read(tmp_path, packed(rows))
+    assert own.foreign == ()
+    assert foreign.foreign == ("--residency mine", "threshold 0.5")
+    assert (foreign.events, foreign.commands) == (own.events, own.commands)
+    (workload,), (same,) = recorded_workloads(foreign), recorded_workloads(own)
+    assert (workload.prefill, workload.passes, workload.predictions) == (same.prefill, same.passes, same.predictions)
+    with pytest.raises(ConfigError, match=r"with --residency mine, threshold 0.5, which is not here"):
+        replay(foreign)
 
 
 def test_a_whole_number_is_recorded_as_a_float(tmp_path: Path) -> None:

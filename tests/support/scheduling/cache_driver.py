@@ -21,6 +21,8 @@ class Device:
         self.users: list[ExpertId] = []
         self.foretold: list[ExpertId] = []
         self.loads = 0
+        self.position = 0
+        """Of the pass."""
         policy.check(shape, slots)
 
     def gate(
@@ -35,7 +37,7 @@ class Device:
         """A gate names experts, all are computed; for each of them, ascending, whether it was there. `smaller`:
         those for which int4 will do."""
         rows = dict(named) if isinstance(named, Mapping) else dict.fromkeys(named, 1)
-        self.policy.on_gate_fired(Visit(request, 0, layer), rows, scores, prefill)
+        self.policy.on_gate_fired(Visit(request, self.position, layer), rows, scores, prefill)
         wanted = [ExpertId(layer, number) for number in sorted(rows)]
         for expert in [e for e in self.foretold if e.layer == layer and e not in wanted]:
             self.foretold.remove(expert)
