@@ -24,6 +24,7 @@ from scheduler.build import make_core
 from scheduler.errors import ConfigError
 from scheduler.limits import MAX_COUNT, MAX_EXPERTS
 from scheduler.policies.precision import FORMS
+from scheduler.policies.registry import CHOICES
 from scheduler.policies.system_config import CoreConfig, SystemConfig
 
 FORMAT, VERSION = "odmoe recording", 9
@@ -90,6 +91,8 @@ def read_recording(path: Path) -> Recording:
         raise ConfigError(f"recording {path} cannot be read: {error.strerror or error}; check the path") from error
     except _VersionError as error:
         raise ConfigError(f"recording {path} {error}; record the run again: odmoe generate --record FILE") from error
+    except _PolicyError as error:
+        raise ConfigError(f"recording {path} {error}; give the file that has it with --policy-file") from error
     except _WrongError as error:
         made = "make one with odmoe generate --record FILE"
         raise ConfigError(f"{path} is not a recording: {error}; {made}") from error
@@ -101,6 +104,10 @@ class _WrongError(Exception):
 
 class _VersionError(Exception):
     """A recording of another version of the format."""
+
+
+class _PolicyError(Exception):
+    """A recording of a policy that is not here."""
 
 
 def _objects(unpacker: Any) -> Iterator[Any]:
@@ -154,6 +161,9 @@ def _read_head(head: Any) -> tuple[dict[str, Any], CoreConfig]:
             raise _WrongError(f"no model has the shape {shape!r:.200}")
         alignment = _build(Alignment, core["alignment"])
         system = _build(SystemConfig, core["system"])
+        for field, names in CHOICES.items():
+            if (name := getattr(system, field)) not in names:
+                raise _PolicyError(f"is of --{field} {name!r:.100}, which is not known here")
         core_config = _build(CoreConfig, core | {"shape": shape, "alignment": alignment, "system": system})
         make_core(core_config)
     except (_WrongError, KeyError, TypeError, ValueError, ConfigError) as error:
