@@ -18,6 +18,7 @@ from typing import Any
 
 from scheduler.errors import ConfigError
 from scheduler.policies import registry
+from scheduler.policies.guard import Guarded, methods_of
 from scheduler.policies.placement import Placement
 from scheduler.policies.precision import FORMS, FULL, Precision
 from scheduler.policies.predictors.base import Predictor
@@ -60,24 +61,25 @@ def load_policy_file(path: str, label: str = "--policy-file") -> None:
     policies, systems = getattr(module, "POLICIES", {}), getattr(module, "SYSTEMS", {})
     if not (policies or systems):
         raise ConfigError(f"{where} has neither policies nor presets; give it a dict POLICIES, or SYSTEMS")
-    before = remove_policies_of(file)
+    former = _loaded.get(str(file)), remove_policies_of(file)
     try:
-        for kind, named in _dict(policies, f"POLICIES of {where}").items():
-            if kind not in PROTOCOLS:
-                raise ConfigError(unknown(f"a kind of POLICIES in {where}", kind, PROTOCOLS, "odmoe systems"))
-            for name, choice in _dict(named, f"POLICIES[{kind!r}] of {where}").items():
-                _check_name(f"{kind} {name!r} of {where}", name, CHOICES[kind])
-                _check_choice(f"{kind} {name!r} of {where}", kind, choice)
-        for name, preset in _dict(systems, f"SYSTEMS of {where}").items():
-            _check_name(f"system {name!r} of {where}", name, SYSTEMS)
-            _check_preset(f"system {name!r} of {where}", preset, policies)
+        _check(policies, systems, where)
     except ConfigError:
-        _register(before)
+        if former[0] is not None:
+            _loaded[str(file)] = former[0]
+            _register(former[1])
         raise
-    for kind, named in policies.items():
-        CHOICES[kind].update({name: replace(choice, file=str(file)) for name, choice in named.items()})
-    SYSTEMS.update({name: replace(preset, file=str(file)) for name, preset in systems.items()})
+    registered = {
+        kind: {name: _guarded(kind, name, choice, file) for name, choice in named.items()}
+        for kind, named in policies.items()
+    }
+    _register(registered | {"system": {name: replace(preset, file=str(file)) for name, preset in systems.items()}})
     _loaded[str(file)] = source
+
+
+def loaded_files() -> list[Path]:
+    """The files whose policies are registered."""
+    return [Path(file) for file in _loaded]
 
 
 def remove_policies_of(file: Path) -> dict[str, dict[str, Any]]:
@@ -102,12 +104,22 @@ def names_from_files() -> list[str]:
 
 
 def _register(found: Mapping[str, Mapping[str, Any]]) -> None:
-    for kind, names in _tables().items():
-        names.update(found[kind])
+    tables = _tables()
+    for kind, names in found.items():
+        tables[kind].update(names)
 
 
 def _tables() -> dict[str, dict[str, Any]]:
     return {**CHOICES, "system": SYSTEMS}
+
+
+def _guarded(kind: str, name: str, choice: Choice[Any], file: Path) -> Choice[Any]:
+    what = f"--{kind} {name} of {file.name}"
+    return replace(
+        choice,
+        file=str(file),
+        make=lambda shape, config: Guarded(choice.make(shape, config), what, PROTOCOLS[kind], shape),
+    )
 
 
 def _run(file: Path, source: bytes, where: str) -> Any:
@@ -117,7 +129,7 @@ def _run(file: Path, source: bytes, where: str) -> Any:
     sys.modules[name] = module  # dataclasses look their module up
     try:
         exec(compile(source, file, "exec"), module.__dict__)
-    except (Exception, SystemExit) as error:  # noqa: BLE001 - the code is not ours
+    except (Exception, SystemExit) as error:
         del sys.modules[name]
         raise ConfigError(f"{where} cannot be run: {_where(error, file)}; mend it, or leave it out") from error
     return module
@@ -129,6 +141,18 @@ def _where(error: BaseException, file: Path) -> str:
     line = error.lineno if isinstance(error, SyntaxError) else (lines or [None])[-1]
     text = f"{type(error).__name__}: {error.msg if isinstance(error, SyntaxError) else error}"
     return text + (f" (line {line})" if line else "")
+
+
+def _check(policies: Any, systems: Any, where: str) -> None:
+    for kind, named in _dict(policies, f"POLICIES of {where}").items():
+        if kind not in PROTOCOLS:
+            raise ConfigError(unknown(f"a kind of POLICIES in {where}", kind, PROTOCOLS, "odmoe systems"))
+        for name, choice in _dict(named, f"POLICIES[{kind!r}] of {where}").items():
+            _check_name(f"{kind} {name!r} of {where}", name, CHOICES[kind])
+            _check_choice(f"{kind} {name!r} of {where}", kind, choice)
+    for name, preset in _dict(systems, f"SYSTEMS of {where}").items():
+        _check_name(f"system {name!r} of {where}", name, SYSTEMS)
+        _check_preset(f"system {name!r} of {where}", preset, policies)
 
 
 def _dict(value: Any, what: str) -> Mapping[str, Any]:
@@ -153,7 +177,7 @@ def _check_choice(what: str, kind: str, choice: Any) -> None:
             raise ConfigError(unknown(f"{what} reads a setting that", name, sorted(read), "odmoe config"))
     try:
         policy = choice.make(LEAST_SHAPE, SystemConfig())
-    except Exception as error:  # noqa: BLE001 - the code is not ours
+    except Exception as error:
         text = f"{type(error).__name__}: {error}"
         raise ConfigError(f"{what} cannot be made for a model of one layer and two experts: {text}") from error
     _check_members(what, PROTOCOLS[kind], policy)
@@ -162,21 +186,19 @@ def _check_choice(what: str, kind: str, choice: Any) -> None:
 
 def _check_members(what: str, protocol: type, policy: Any) -> None:
     """`policy` has what the Protocol names, and its methods take as many arguments."""
-    for name, declared in vars(protocol).items():
-        if name.startswith("_") or not (inspect.isfunction(declared) or isinstance(declared, property)):
-            continue
-        there = getattr(policy, name, None)
-        kind = "property" if isinstance(declared, property) else "method"
-        if not hasattr(policy, name) or (kind == "method" and not callable(there)):
-            hint = f"{protocol.__module__} says when it is {'read' if kind == 'property' else 'called'}"
-            raise ConfigError(f"{what} has no {kind} {name}; {hint}")
-        if kind == "method":
-            takes = [one for one in inspect.signature(declared).parameters if one != "self"]
-            try:
-                inspect.signature(there).bind(*takes)  # type: ignore[arg-type]
-            except TypeError:
-                text = f"{name}({', '.join(takes)})"
-                raise ConfigError(f"{what} has a method {name} that takes other arguments; wanted: {text}") from None
+    wanted = f"{protocol.__module__.replace('.', '/')}.py says what it is for"
+    for name in (name for name, one in vars(protocol).items() if isinstance(one, property)):
+        if not hasattr(policy, name):
+            raise ConfigError(f"{what} has no property {name}; {wanted}")
+    for name, declared in methods_of(protocol).items():
+        method, takes = getattr(policy, name, None), [one for one in declared.parameters if one != "self"]
+        if not callable(method):
+            raise ConfigError(f"{what} has no method {name}; {wanted}")
+        try:
+            inspect.signature(method).bind(*takes)
+        except TypeError:
+            text = f"{name}({', '.join(takes)})"
+            raise ConfigError(f"{what} has a method {name} that takes other arguments; wanted: {text}") from None
 
 
 def _check_exactness(what: str, kind: str, choice: Choice[Any], policy: Any) -> None:

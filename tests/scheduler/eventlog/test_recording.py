@@ -386,7 +386,11 @@ def changed(rows: list[Any], where: tuple[Any, ...], value: Any) -> list[Any]:
         ((0, "version"), 2, "has version 2, but this odmoe reads version 9; record the run again: odmoe generate"),
         ((0, "about"), [], "does not describe the run"),
         ((0, "core", "group_size"), 0, "does not describe a valid scheduler .*group-size is 0"),
-        ((0, "core", "system", "predictor"), "oracle", "does not describe a valid scheduler"),
+        (
+            (0, "core", "system", "predictor"),
+            "oracle",
+            "is of --predictor 'oracle', which is not known here; give the file",
+        ),
         ((0, "core", "alignment", "kv_period"), "1", "does not describe a valid scheduler"),
         ((0, "core", "shape", "layers"), [3, 1], "no model has the shape"),
         ((0, "core", "shape", "experts"), 1 << 40, "no model has the shape"),
