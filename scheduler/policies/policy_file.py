@@ -118,7 +118,7 @@ def _guarded(kind: str, name: str, choice: Choice[Any], file: Path) -> Choice[An
     return replace(
         choice,
         file=str(file),
-        make=lambda shape, config: Guarded(choice.make(shape, config), what, PROTOCOLS[kind], shape),
+        make=lambda shape, c: Guarded(choice.make(shape, c), what, PROTOCOLS[kind], shape),
     )
 
 

@@ -23,8 +23,9 @@ SIZE = ("--layers", "4", "--experts", "4", "--tokens", "8", "--slots", "6")
 
 @pytest.fixture(autouse=True)
 def forget() -> Iterator[None]:
+    before = set(loaded_files())
     yield
-    for file in loaded_files():
+    for file in set(loaded_files()) - before:
         remove_policies_of(file)
 
 

@@ -36,8 +36,9 @@ MINE = 'POLICIES = {"residency": {"mine": Choice("Mine", lambda shape, c: LRU(sh
 
 @pytest.fixture(autouse=True)
 def forget() -> Iterator[None]:
+    before = set(policy_file.loaded_files())
     yield
-    for file in policy_file.loaded_files():
+    for file in set(policy_file.loaded_files()) - before:
         remove_policies_of(file)
 
 
