@@ -109,7 +109,7 @@ def read_tasks(table: Path, encode: Encode, context: int) -> tuple[list[Task], l
     what = f"the table of tasks {table}"
     found = read_yaml(table, what)
     if not isinstance(found, dict) or not isinstance(found.get("tasks"), dict) or not found["tasks"]:
-        raise ConfigError(f"{what} has no tasks; give it `tasks:`, and a line for each (docs/running.md)")
+        raise ConfigError(f"{what} has no tasks; give it `tasks:`, and lines for each (docs/models.md)")
     tasks, missing = [], []
     for name, given in found["tasks"].items():
         try:
