@@ -3,7 +3,7 @@
     ODMoEError
     ├── ConfigError              a flag, a cluster file or a secret is not valid
     ├── DoesNotFitError          a machine, or the machines of a plan, have too little memory for the model
-    ├── SimulationError          a process that simulates was killed
+    ├── SimulationError          a process that simulates was killed, or a policy of your own has failed
     ├── CheckpointError          the model directory itself
     │   ├── NotMoEError              no experts, or none that can be separated
     │   ├── UnsupportedFamilyError   it has experts, but this kind of model cannot run
@@ -66,7 +66,7 @@ class DoesNotFitError(ODMoEError):
 
 
 class SimulationError(ODMoEError):
-    """A process that simulates for a plan was killed."""
+    """A process that simulates for a plan was killed, or a policy from a file has failed."""
 
 
 class CheckpointError(ODMoEError):

@@ -18,6 +18,7 @@ from scheduler.errors import ConfigError
 from scheduler.eventlog.recording import read_recording
 from scheduler.eventlog.replay import Replayed
 from scheduler.eventlog.replay import replay as replay_recording
+from scheduler.policies.policy_file import load_policy_file
 from scheduler.simulation.simulate import Outcome, simulate_requests
 from scheduler.trace import write_trace
 
@@ -40,9 +41,14 @@ def simulate(**settings: Unpack[SimulateKeywords]) -> Simulation:
         return run_simulation(table_of(SimulateSettings, settings, "a setting of odmoe simulate"))
 
 
-def replay(recording: str | os.PathLike[str], validate: bool = False) -> Replayed:
+def replay(
+    recording: str | os.PathLike[str], validate: bool = False, policy_file: str | os.PathLike[str] | None = None
+) -> Replayed:
     """Compare the scheduler's decisions with those of a recording (`record=FILE`): its `difference` is None if they are
-    the same. `validate`: check the scheduler's books after each event, too. Raises ConfigError."""
+    the same. `validate`: check the scheduler's books after each event, too. `policy_file`: has policies of the
+    recording. Raises ConfigError."""
+    if policy_file is not None:
+        load_policy_file(path_of("policy_file", policy_file, "a Python file"), "policy_file")
     path = Path(path_of("recording", recording, "a file that record=FILE has written"))
     return replay_recording(read_recording(path), validate)
 

@@ -57,7 +57,7 @@ def simulate(
             show(found)
         return
     for name in SimulateSettings.names():
-        if name != "replay" and settings.is_given(name):
+        if name not in ("replay", "policy_file") and settings.is_given(name):
             raise ConfigError(f"--replay is given with {flag(name)}; a replay has the recording's own settings")
     if not _replay(settings.replay, validate, as_json):
         raise typer.Exit(1)

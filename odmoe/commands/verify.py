@@ -56,7 +56,7 @@ def verify(
     ] = 32,
     quality: Annotated[
         bool,
-        typer.Option("--quality", help="Compare perplexity on a text instead, for quantised experts", metavar=""),
+        typer.Option("--quality", help="Compare perplexity and right answers instead", metavar=""),
     ] = False,
     text: Annotated[
         Path | None,
@@ -69,6 +69,10 @@ def verify(
     text_tokens: Annotated[
         int, typer.Option(help="Most tokens of it (default: 20000)", show_default=False, metavar="N")
     ] = TEXT_TOKENS,
+    tasks: Annotated[
+        Path | None,
+        typer.Option(help="YAML table of tasks for --quality (docs/models.md)", show_default=False, metavar="PATH"),
+    ] = None,
     config: Annotated[
         str | None,
         typer.Option("--config", help="YAML file of settings, as for generate", show_default=False, metavar="PATH"),
@@ -85,7 +89,8 @@ def verify(
 
     A system that is approximate by design is reported as such, with exit code 0.
 
-    With --quality: perplexity of the store's model and of the checkpoint, and KL divergence. The exit code is 0.
+    With --quality: perplexity, KL divergence and right answers of the store's model, or of an approximate system,
+    beside the checkpoint's. The exit code is 0.
     """
     if named_model is not None:
         if prompt is not None:
@@ -104,7 +109,7 @@ def verify(
     if text_tokens < LEAST_TEXT:
         raise ConfigError(f"--text-tokens is {text_tokens}; allowed: {LEAST_TEXT}, {LEAST_TEXT + 1}, ...")
     if quality:
-        measured = run_quality(settings, text, text_tokens, Terminal(quiet, debug))
+        measured = run_quality(settings, text, text_tokens, Terminal(quiet, debug), tasks)
         print(json.dumps(dataclasses.asdict(measured)) if as_json else quality_text.as_text(measured))
         return
     given = prompt is not None or prompts is not None

@@ -1,8 +1,9 @@
-"""What quantised experts cost: perplexity of a store's model and of its checkpoint on the same text, and how far apart
-their predictions are.
+"""What quantised experts and approximate systems cost: perplexity and right answers of a checkpoint's model and of a
+changed one on the same text, and how far apart their predictions are.
 
-Both are Transformers' own model, whose experts are replaced by the store's in between: the engine's answers have the
-bits of that model. Intervals are of 95 %, by bootstrap over passages, which are drawn together for both models.
+The first is Transformers' own model. The second is that model with the store's experts, whose bits an exact system's
+answers have; or this engine, whose router or precision changes answers. Intervals are of 95 %, paired, by bootstrap
+over passages or items, which are drawn together for both models.
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ from checkpoint.native.parameters import ExpertParameters
 from checkpoint.store import ExpertStore
 from checkpoint.tensors import aligned_buffer
 from odmoe.quality.passages import divergence, losses
+from odmoe.quality.readers import Reader
+from odmoe.quality.tasks import Decode, Task
 from scheduler.errors import ConfigError
 
 DRAWS = 2000
@@ -33,13 +36,26 @@ Interval = tuple[float, float]
 
 
 @dataclass(frozen=True, slots=True)
+class Scored:
+    """A task: the share of right answers, or of a text nats a token, of both models."""
+
+    name: str
+    form: str
+    items: int
+    original: float
+    changed: float
+    difference: float
+    difference_interval: Interval
+
+
+@dataclass(frozen=True, slots=True)
 class Quality:
-    """Of a store's model beside its checkpoint's."""
+    """Of a changed model beside its checkpoint's."""
 
     model: str
     dtype: str
     experts: str
-    """How the store keeps them, in words."""
+    """How the store keeps them, and what a system changes, in words."""
     text: str
     passages: int
     tokens: int
@@ -50,10 +66,13 @@ class Quality:
     """`perplexity` over `original_perplexity`."""
     ratio_interval: Interval
     divergence: float
-    """KL(original || store), nats a token."""
+    """KL(original || changed), nats a token."""
     divergence_interval: Interval
     same_best: float
     """The share of places at which both models think the same token most probable."""
+    tasks: tuple[Scored, ...] = ()
+    missing: tuple[str, ...] = ()
+    """Tasks whose files are not there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,35 +86,61 @@ class Passage:
     same_best: int
 
 
-def measure(model: Any, store: ExpertStore, passages: Sequence[list[int]], step: Step = lambda: None) -> list[Passage]:
-    """`model`: Transformers' own, of the checkpoint. Afterwards it has the store's experts. `step` is called twice a
-    passage.
+def measure(
+    original: Reader,
+    change: Callable[[], Reader],
+    passages: Sequence[list[int]],
+    given: int = 1,
+    tasks: Sequence[Task] = (),
+    decode: Decode = lambda ids: "",
+    step: Step = lambda: None,
+) -> tuple[list[Passage], list[Scored]]:
+    """`change` makes the other model, once the original has read everything. Of each passage the first `given` tokens
+    are a prompt, and the others are asked about. `step` is called for each passage and item, of both models.
 
     The logits of the original, tokens times vocabulary in the model's dtype, lie in a temporary file meanwhile. Raises
     ConfigError where there is no room for it, StoreError.
     """
-    rows = sum(len(passage) - 1 for passage in passages)
-    first = logits_of(model, passages[0])
+    rows = sum(len(passage) - given for passage in passages)
+    first = original.logits(passages[0], given)
     step()
     with _kept((rows, first.shape[1]), first.dtype) as kept:
-        places = kept.split([len(passage) - 1 for passage in passages])
+        places = kept.split([len(passage) - given for passage in passages])
         places[0].copy_(first)
         for place, passage in zip(places[1:], passages[1:], strict=True):
-            place.copy_(logits_of(model, passage))
+            place.copy_(original.logits(passage, given))
             step()
-        load_weights(model, store)
-        found = []
+        before = _scores(tasks, original, decode, step)
+        changed, found = change(), []
         for place, passage in zip(places, passages, strict=True):
-            found.append(_compared(place, logits_of(model, passage), passage))
+            found.append(_compared(place, changed.logits(passage, given), passage[given - 1 :]))
+            step()
+        after = _scores(tasks, changed, decode, step)
+    return found, [_scored(*each) for each in zip(tasks, before, after, strict=True)]
+
+
+def _scores(tasks: Sequence[Task], reader: Reader, decode: Decode, step: Step) -> list[list[float]]:
+    """Of each item of each task."""
+    found: list[list[float]] = []
+    for task in tasks:
+        found.append([])
+        for item in task.items:
+            found[-1].append(task.score(item, reader, decode))
             step()
     return found
 
 
-def logits_of(model: Any, passage: list[int]) -> torch.Tensor:
-    """What follows each token of a passage but the last: [T - 1, V], on the CPU."""
-    with torch.inference_mode():
-        found: torch.Tensor = model(torch.tensor([passage], device=model.device), use_cache=False).logits
-    return found[0, :-1].cpu()
+def _scored(task: Task, before: list[float], after: list[float]) -> Scored:
+    more = torch.tensor(after).double() - torch.tensor(before).double()
+    return Scored(
+        task.name,
+        task.form,
+        len(before),
+        sum(before) / len(before),
+        sum(after) / len(after),
+        float(more.mean()),
+        _interval(more[_drawn(len(more))].mean(1)),
+    )
 
 
 def load_weights(model: Any, store: ExpertStore) -> None:
@@ -150,12 +195,11 @@ def _compared(original: torch.Tensor, logits: torch.Tensor, passage: list[int]) 
     )
 
 
-def as_quality(passages: Sequence[Passage], **of: str) -> Quality:
-    """`of`: the fields of `Quality` in words."""
+def as_quality(passages: Sequence[Passage], **of: Any) -> Quality:
+    """`of`: the other fields of `Quality`."""
     sums = torch.tensor([[p.tokens, p.original_nats, p.nats, p.divergence, p.same_best] for p in passages]).double()
     tokens, original, ours, apart, same = sums.sum(0).tolist()
-    drawn = torch.randint(len(sums), (DRAWS, len(sums)), generator=torch.Generator().manual_seed(0))
-    draws = sums[drawn].sum(1)  # [DRAWS, 5]
+    draws = sums[_drawn(len(sums))].sum(1)  # [DRAWS, 5]
     ratios, divergences = ((draws[:, 2] - draws[:, 1]) / draws[:, 0]).exp(), draws[:, 3] / draws[:, 0]
     exp = torch.tensor([original / tokens, ours / tokens, (ours - original) / tokens]).double().exp().tolist()
     return Quality(
@@ -170,6 +214,11 @@ def as_quality(passages: Sequence[Passage], **of: str) -> Quality:
         divergence_interval=_interval(divergences),
         same_best=same / tokens,
     )
+
+
+def _drawn(count: int) -> torch.Tensor:
+    """Numbers below `count`, drawn with replacement: [DRAWS, count], the same at each call."""
+    return torch.randint(count, (DRAWS, count), generator=torch.Generator().manual_seed(0))
 
 
 def _interval(draws: torch.Tensor) -> Interval:

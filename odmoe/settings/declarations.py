@@ -9,8 +9,8 @@ from typing import Annotated, Any, ClassVar
 from pydantic import AfterValidator, Field
 
 from odmoe.settings.bounds import LEAST_PENALTY, MOST_PENALTY, TEMPERATURES, check_temperature
-from odmoe.settings.system_settings import SystemSettings, chosen_by_preset
-from odmoe.settings.table import Count, Number, again, count, one_of, setting
+from odmoe.settings.system_settings import SystemSettings, chosen_by_preset, load_policies
+from odmoe.settings.table import Count, Number, again, count, flag, one_of, setting
 from odmoe.settings.units import (
     AUDIT,
     DEVICE,
@@ -491,6 +491,7 @@ class Declarations(SystemSettings):
     )
 
     def __init__(self, named: Callable[[str], str] | None = None, **values: Any) -> None:
+        load_policies(values, named or flag)
         chosen = chosen_by_preset(values)
         super().__init__(named, **(chosen | values))
         self.__pydantic_fields_set__.difference_update(chosen)

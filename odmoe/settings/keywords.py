@@ -29,6 +29,7 @@ class PolicyKeywords(TypedDict, total=False):
     alpha: float | None
     prefetch: int | None
     system: str
+    policy_file: File | None
 
 
 class LoadKeywords(PolicyKeywords, total=False):

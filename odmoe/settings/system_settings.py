@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import Field, asdict, fields
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -10,10 +10,13 @@ from pydantic import create_model
 
 from odmoe.settings.table import Count, Number, Table, flag, one_of, setting
 from scheduler.errors import ConfigError
+from scheduler.policies.policy_file import load_policy_file
 from scheduler.policies.registry import CHOICES, check, is_read, readers
 from scheduler.policies.system_config import SystemConfig
 from scheduler.policies.systems import SYSTEMS, Preset, preset_of
 
+EMBEDDED = "embedded"
+"""The cluster in one process."""
 DEFAULT, AUTO = "od-moe", "auto"
 """Chosen once the model is known (`odmoe.clusters.system_choice`); until then the policies are those of od-moe."""
 CHOSEN = tuple(field.name for field in fields(SystemConfig))
@@ -54,7 +57,17 @@ class SystemSettings(_Chosen):
         verify=True,
     )
 
+    policy_file: str | None = setting(
+        None,
+        "a file",
+        "Policies and presets of your own: a Python file, which is run (docs/systems.md)",
+        heading="Experiments",
+        here_only=True,
+        verify=True,
+    )
+
     def __init__(self, named: Callable[[str], str] | None = None, **values: Any) -> None:
+        load_policies(values, named or flag)
         super().__init__(named, **values)
         if not (self.may_be_automatic and self.system == AUTO):
             preset_of(self.system, (named or flag)("system"))
@@ -69,6 +82,22 @@ class SystemSettings(_Chosen):
     def preset(self) -> Preset:
         """The preset that `system` names; od-moe while it is auto."""
         return SYSTEMS[DEFAULT if self.system == AUTO else self.system]
+
+
+def load_policies(values: Mapping[str, Any], named: Callable[[str], str]) -> None:
+    """Register the policies of the file that `policy_file` of `values` names, if any. Raises ConfigError.
+
+    The file is code, and stays in this process: other machines and processes would have to run it, too.
+    """
+    path, cluster = values.get("policy_file"), values.get("cluster", EMBEDDED)
+    if not isinstance(path, str):
+        return
+    if cluster != EMBEDDED:
+        raise ConfigError(
+            f"{named('policy_file')} is {path} with {named('cluster')} {cluster}; a policy file is run in this process "
+            f"only: leave {named('cluster')} out, or add the policy to the code (docs/systems.md)"
+        )
+    load_policy_file(path, named("policy_file"))
 
 
 def system_name(preset: str, config: SystemConfig) -> str:

@@ -67,6 +67,7 @@ class Core:
             raise ConfigError(f"mini-batch is {mini_batch}; allowed: 1, 2, ...")
         self.shape = shape
         self.strategy = strategy = strategy or od_moe(shape)
+        self._guarded = strategy.guarded
         self._state = state = State(shape)
         self._commands = commands = Commands()
         self._workers = WorkerTable(state, grouping, strategy.residency)
@@ -119,6 +120,9 @@ class Core:
                 self._slots.fill()
             if state.held_back:
                 self._rows.flush()
+            if self._guarded and (failure := next(filter(None, (one.failure for one in self._guarded)), None)):
+                self._fail_all(failure)
+                self._slots.fill()
         except BaseException:  # an event that cannot be: what it began must not follow from the next one
             self._commands.take()
             state.touched.clear()
@@ -251,9 +255,7 @@ class Core:
 
     def _on_worker_wait_expired(self, event: t.WorkerWaitExpired) -> None:
         if self.shortfall is not None:
-            self._passes.end_step()
-            for request in list(self._state.requests):
-                self._fail(request, event.reason)
+            self._fail_all(event.reason)
 
     def _on_requests_stalled(self, event: t.RequestsStalled) -> None:
         stalled = {key.request: None for key, visit in self._state.visits.items() if visit.uncomputed}
@@ -277,6 +279,11 @@ class Core:
         self._passes.close(request)
         self.strategy.predictor.on_request_closed(request)
         self._shadow.on_request_closed(request)
+
+    def _fail_all(self, reason: str) -> None:
+        self._passes.end_step()
+        for request in list(self._state.requests):
+            self._fail(request, reason)
 
     def _fail(self, request: int, reason: str) -> None:
         self._close(request)

@@ -1,9 +1,10 @@
-"""What the name of a policy stands for. A policy of your own takes a class, and an entry here."""
+"""What the name of a policy stands for. A policy of your own takes a class, and an entry here or in a file of your own
+(`scheduler.policies.policy_file`)."""
 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, fields
 from typing import Any, Generic, TypeVar
 
@@ -59,6 +60,8 @@ class Choice(Generic[T]):
     """It knows the routes to come, which only a simulation does."""
     forms: tuple[str, ...] = (FULL,)
     """Of a precision: the forms in which it loads experts, the largest first."""
+    file: str = ""
+    """The file outside of this project that it is from (`scheduler.policies.policy_file`)."""
 
 
 PREDICTORS: dict[str, Choice[Predictor]] = {
@@ -216,7 +219,7 @@ PREFILLS: dict[str, Choice[str]] = {
     "pipelined": Choice("Loads begin at the gate and overlap computations", lambda shape, c: "pipelined"),
     "in-turn": Choice("Loads, transfers and computations one after the other", lambda shape, c: "in-turn"),
 }
-CHOICES: dict[str, Mapping[str, Choice[Any]]] = {
+CHOICES: dict[str, dict[str, Choice[Any]]] = {
     "predictor": PREDICTORS,
     "residency": RESIDENCIES,
     "router": ROUTERS,

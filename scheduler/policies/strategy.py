@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from scheduler.policies.guard import Guarded
 from scheduler.policies.placement import DeviceOnly, Placement
 from scheduler.policies.precision import Full, Precision
 from scheduler.policies.predictors.base import NoPrediction, Predictor
@@ -30,6 +31,12 @@ class Strategy:
     def wants_scores(self) -> bool:
         """Whether any of them reads what gates think of the experts that they did not choose."""
         return self.residency.wants_scores or self.router.wants_scores or self.precision.wants_scores
+
+    @property
+    def guarded(self) -> tuple[Guarded, ...]:
+        """Those that are not this project's."""
+        five = (self.predictor, self.residency, self.router, self.placement, self.precision)
+        return tuple(one for one in five if isinstance(one, Guarded))
 
     @property
     def exact(self) -> bool:

@@ -19,6 +19,8 @@ class Preset:
     config: SystemConfig
     single_machine: bool = True
     """Made for one machine: one worker unless more are given."""
+    file: str = ""
+    """The file outside of this project that it is from (`scheduler.policies.policy_file`)."""
 
     def values(self) -> dict[str, Any]:
         """As settings, less the numbers that it leaves to its policies."""

@@ -13,6 +13,7 @@ from typing import Any
 from scheduler import types as t
 from scheduler.core.machine import Core
 from scheduler.drafts.length import DraftLengths
+from scheduler.errors import SimulationError
 from scheduler.simulation.bounds import AccessLog
 from scheduler.simulation.drafts import RequestDrafts
 from scheduler.simulation.events import EventHeap
@@ -83,7 +84,7 @@ class World:
             t.Follow: self._shadow.follow,
             t.Align: self._shadow.align,
             t.Unfollow: self._shadow.unfollow,
-            t.Fail: self._ignore,
+            t.Fail: self._fail,
             t.Route: self._route,
         }
 
@@ -126,8 +127,8 @@ class World:
     def _route(self, command: t.Route) -> None:
         self._routed = True
 
-    def _ignore(self, command: t.Command) -> None:
-        pass
+    def _fail(self, command: t.Fail) -> None:
+        raise SimulationError(f"a request fails: {command.reason}")
 
     def _on_answered(self, call: CallTimes | None) -> None:
         self.main.cause = call

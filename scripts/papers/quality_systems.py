@@ -18,6 +18,8 @@ import sys
 from typing import Any
 
 from odmoe.quality.passages import losses, perplexity, windows
+from odmoe.quality.readers import forced_logits, until_end
+from odmoe.quality.tasks import final_answer
 from scripts.lib import quality
 from scripts.lib.bench import Bench, parse_system_flags, system_flags
 from scripts.lib.clusters import KeptCluster, answer
@@ -81,7 +83,7 @@ class Measure:
                 reports = [answer(cluster, ids, self._args.tokens) for ids in self._asked(model)]
                 hits = sum(one.hits for one in reports) / sum(one.named for one in reports)
                 return {"token_ids": [one.token_ids for one in reports], "exact": reports[0].exact, "hit_rate": hits}
-            return self._scored(model, lambda window, given: quality.forced_logits(cluster, window, given))
+            return self._scored(model, lambda window, given: forced_logits(cluster, window, given))
 
     def _asked(self, model: str) -> list[list[int]]:
         tokenizer = self._bench.opened(model)[1]
@@ -112,7 +114,7 @@ def rows(wanted: list[Cell], results: list[dict[str, Any]], bench: Bench, args: 
         same, total = quality.agreement(tokens, theirs)
         mine, solved = _finals(bench.opened(paths[model])[1], tokens), quality.problems(args.problems)
         finals = _finals(bench.opened(paths[model])[1], theirs)
-        right = sum(a is not None and a == quality.final_answer(b) for a, (_, b) in zip(mine, solved, strict=True))
+        right = sum(a is not None and a == final_answer(b) for a, (_, b) in zip(mine, solved, strict=True))
         made.append(
             {
                 "model": model,
@@ -133,8 +135,8 @@ def rows(wanted: list[Cell], results: list[dict[str, Any]], bench: Bench, args: 
 
 def _finals(tokenizer: Any, answers: list[list[int]]) -> list[Any]:
     ends = {tokenizer.eos_token_id}
-    texts = [tokenizer.decode(quality.until_end(one, ends), skip_special_tokens=True) for one in answers]
-    return [quality.final_answer(text) for text in texts]
+    texts = [tokenizer.decode(until_end(one, ends), skip_special_tokens=True) for one in answers]
+    return [final_answer(text) for text in texts]
 
 
 def _alike(a: list[int], b: list[int]) -> int:

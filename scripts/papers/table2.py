@@ -22,6 +22,8 @@ from pathlib import Path
 from typing import Any
 
 from odmoe.quality import passages
+from odmoe.quality.readers import forced_logits, until_end
+from odmoe.quality.tasks import final_answer
 from odmoe.settings.settings import Settings
 from scheduler.alignment import LATE
 from scheduler.timing.profile import find_profile
@@ -166,7 +168,7 @@ class Columns:
             if params["column"] in peers.NAMES:
                 logits = self.peer(params["column"]).logits(window)
             else:
-                logits = quality.forced_logits(self.cluster(params["column"]), window)
+                logits = forced_logits(self.cluster(params["column"]), window)
             nats += passages.losses(logits, window)
         return {"nats": nats}
 
@@ -216,7 +218,7 @@ def quality_rows(of: Columns, results: list[tuple[dict[str, Any], dict[str, Any]
     found = []
     for column, tokens in answers.items():
         same, total = quality.agreement(tokens, answers[TRANSFORMERS])
-        texts = [of.tokenizer.decode(quality.until_end(one, ends), skip_special_tokens=True) for one in tokens]
+        texts = [of.tokenizer.decode(until_end(one, ends), skip_special_tokens=True) for one in tokens]
         row = {
             "part": "quality",
             "column": column,
@@ -224,7 +226,7 @@ def quality_rows(of: Columns, results: list[tuple[dict[str, Any], dict[str, Any]
             "tokens": total,
             "final_answers": sum(map(quality.answered, texts, solutions)),
             "problems": len(solutions),
-            "numbers_found": sum(quality.final_answer(text) is not None for text in texts),
+            "numbers_found": sum(final_answer(text) is not None for text in texts),
         }
         if column in nats:
             row |= {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import os
 from collections.abc import Callable, Iterator, Sequence
 from typing import Annotated, Any, get_args
 
@@ -10,6 +11,7 @@ import typer
 from typer.core import TyperCommand
 
 from odmoe.settings.table import HEADINGS, Declared, Table, declaration_of, flag
+from scheduler.policies.policy_file import load_policy_file, names_from_files
 
 _LISTED = 6
 """Most names that the help of a flag lists; of more names it lists only the first ones."""
@@ -68,6 +70,16 @@ _ALIAS = "alias_of_"
 class SettingsCommand(TyperCommand):
     """A command whose hidden spellings set the same parameter as the shown one, so that the last one given wins."""
 
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        if {"-h", "--help"} & {*args} and (path := _policy_file(args)):  # the settings load it, too late for the help
+            load_policy_file(path)
+        return super().parse_args(ctx, args)
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        super().format_help(ctx, formatter)
+        if any(param.name == "policy_file" for param in self.params):
+            typer.echo("".join(f"{line}\n" for line in names_from_files()), nl=False)
+
     def make_parser(self, ctx: Any) -> Any:
         parser = super().make_parser(ctx)
         params: dict[str, Any] = {str(param.name): param for param in self.params}
@@ -79,6 +91,16 @@ class SettingsCommand(TyperCommand):
                 else:
                     parser.add_option(shown, hidden.opts, shown.name)
         return parser
+
+
+def _policy_file(args: list[str]) -> str | None:
+    """The value of --policy-file, before anything is parsed."""
+    found = os.environ.get("ODMOE_POLICY_FILE")
+    for arg, following in zip(args, [*args[1:], None], strict=True):
+        name, given, value = arg.partition("=")
+        if name == "--policy-file":
+            found = value if given else following
+    return found
 
 
 def _parameters(table: type[Table], name: str) -> Iterator[inspect.Parameter]:

@@ -1,7 +1,9 @@
-"""`odmoe verify --quality`: a store's model beside its checkpoint on a text."""
+"""`odmoe verify --quality`: a store's model, or an approximate system, beside its checkpoint on a text and on tasks."""
 
 from __future__ import annotations
 
+import contextlib
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +14,10 @@ from odmoe.terminal import Terminal
 from scheduler.errors import ConfigError, CorruptCheckpointError, PromptError
 
 if TYPE_CHECKING:
+    from checkpoint.store import ExpertStore
     from odmoe.quality.quality import Quality
+    from odmoe.quality.readers import Reader, Whole
+    from odmoe.quality.tasks import Task
 
 TEXT_TOKENS, LEAST_TEXT = 20_000, 512
 """Of a text, unless given; and at least."""
@@ -21,8 +26,14 @@ PASSAGE = 256
 """Tokens."""
 
 
-def run_quality(settings: Settings, text: Path | None, tokens: int, terminal: Terminal) -> Quality:
-    """Measure on the first `tokens` tokens of a file; None: on `TEXT`.
+GIVEN = 32
+"""Tokens of a passage that an approximate system reads as a prompt; it is asked about the others, one by one."""
+
+
+def run_quality(
+    settings: Settings, text: Path | None, tokens: int, terminal: Terminal, table: Path | None = None
+) -> Quality:
+    """Measure on the first `tokens` tokens of a file; None: on `TEXT`. `table`: of tasks with right answers.
 
     Raises ConfigError, CheckpointError, DoesNotFitError or PromptError before the model is loaded.
     """
@@ -30,6 +41,13 @@ def run_quality(settings: Settings, text: Path | None, tokens: int, terminal: Te
     from checkpoint.hub import find_model
     from odmoe.commands.shared.whole_model import check_memory, checked_config, load_whole
 
+    if settings.inexact:
+        if settings.cluster != "embedded":
+            raise ConfigError(
+                f"--cluster is {settings.cluster} with --quality and {_named(settings)}, which is measured in this "
+                "process: leave --cluster out"
+            )
+        settings = settings.replace(smaller_forms="always")
     prepare_process(terminal.debug)
     check_early(settings)
     path = find_model(settings.model)
@@ -38,20 +56,24 @@ def run_quality(settings: Settings, text: Path | None, tokens: int, terminal: Te
     context = check_memory(path.name, config, dtype).context_max
     prepare_libraries(settings.threads_a_node)
     from main_node.exactness import dense_changes
+    from odmoe.clusters.configuration import forms_needed
     from odmoe.clusters.devices import check_devices, device_of
     from odmoe.quality.quality import as_quality, measure
+    from odmoe.quality.readers import Whole
     from odmoe.stores import prepare_store
     from odmoe.text import load_tokenizer
 
     check_devices(settings)
-    ids = read_tokens(load_tokenizer(path, CorruptCheckpointError), text or TEXT, tokens)
-    passages = divided(ids, min(PASSAGE, context))
+    tokenizer = load_tokenizer(path, CorruptCheckpointError)
+    passages = divided(read_tokens(tokenizer, text or TEXT, tokens), min(PASSAGE, context))
+    tasks, missing = _tasks(tokenizer, passages, table, context)
     with terminal.progress() as progress:
         store = prepare_store(
             settings.model,
             settings.store,
             settings.dtype,
             progress,
+            partial(forms_needed, settings),
             experts=settings.experts,
             dense=settings.dense,
         )
@@ -59,11 +81,72 @@ def run_quality(settings: Settings, text: Path | None, tokens: int, terminal: Te
     with terminal.status() as say:
         say("loading the whole model with Transformers")
         model = load_whole(path, dtype, device_of(settings, "main"))
-    with terminal.progress() as progress:
-        done = iter(range(1, 2 * len(passages) + 1))
-        found = measure(model, store, passages, lambda: progress("passages", next(done), 2 * len(passages)))
-    experts = " and ".join(filter(None, (store.manifest.described or dtype, *dense_changes(store.manifest))))
-    return as_quality(found, model=settings.model, dtype=dtype, experts=experts, text=str(text or TEXT.name))
+    ends = frozenset({tokenizer.eos_token_id} - {None})
+    original = Whole(model, ends, stepwise=bool(settings.inexact))
+    del model
+    with contextlib.ExitStack() as until_end, terminal.progress() as progress:
+        total = 2 * (len(passages) + sum(len(task.items) for task in tasks))
+        done = iter(range(1, total + 1))
+        found, scored = measure(
+            original,
+            lambda: _changed(settings, store, original, ends, until_end),
+            passages,
+            GIVEN if settings.inexact else 1,
+            tasks,
+            lambda ids: tokenizer.decode(ids, skip_special_tokens=True),
+            lambda: progress("passages and items", next(done), total),
+        )
+    changes = (store.manifest.described or dtype, *dense_changes(store.manifest))
+    return as_quality(
+        found,
+        model=settings.model,
+        dtype=dtype,
+        experts=" and ".join(filter(None, changes)) + (f" with {_named(settings)}" if settings.inexact else ""),
+        text=str(text or TEXT.name),
+        tasks=tuple(scored),
+        missing=tuple(missing),
+    )
+
+
+def _named(settings: Settings) -> str:
+    """The policies that change answers."""
+    return " and ".join(f"--{field} {name}" for field, name in settings.inexact.items())
+
+
+def _changed(
+    settings: Settings, store: ExpertStore, original: Whole, ends: frozenset[int], until_end: contextlib.ExitStack
+) -> Reader:
+    """The other model: `original` with the store's weights, or if the system is approximate, a cluster."""
+    from checkpoint.devices.names import return_memory
+    from odmoe.clusters.configuration import check_fits
+    from odmoe.clusters.device_choice import choose_devices
+    from odmoe.clusters.threads import with_threads
+    from odmoe.quality.quality import load_weights
+    from odmoe.quality.readers import Engine
+    from odmoe.start import start_cluster
+
+    if not settings.inexact:
+        load_weights(original.model, store)
+        return original
+    original.model = None
+    return_memory()  # the nodes need the room
+    settings = with_threads(settings, store)
+    check_fits(settings, store)
+    cluster = start_cluster(choose_devices(settings, store), store)
+    until_end.callback(cluster.close)
+    return Engine(cluster, ends)
+
+
+def _tasks(tokenizer: Any, passages: list[list[int]], table: Path | None, context: int) -> tuple[list[Task], list[str]]:
+    """The multiple choice of the text, and the tasks of a table; the names of those without a file."""
+    from odmoe.quality.tasks import continuations, read_tasks
+
+    own = [task for task in [continuations(passages)] if task.items]
+    if table is None:
+        return own, []
+    encode = lambda text, begins: tokenizer(text, add_special_tokens=begins, verbose=False)["input_ids"]  # noqa: E731
+    found, missing = read_tasks(table, encode, context)
+    return own + found, missing
 
 
 def read_tokens(tokenizer: Any, file: Path, most: int) -> list[int]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,9 @@ from checkpoint.family import expert_parameters, experts_modules
 from checkpoint.sharding.source import open_source
 from odmoe.commands.shared.quality_run import TEXT
 from odmoe.quality.passages import divergence, losses
-from odmoe.quality.quality import Passage, as_quality, measure
+from odmoe.quality.quality import Passage, as_quality, load_weights, measure
+from odmoe.quality.readers import Engine, Whole
+from odmoe.quality.tasks import Item, Task
 from scheduler.errors import ConfigError
 from scripts.lib import prompts
 from support.machines.cli import CommandLine
@@ -33,6 +37,17 @@ def checkpoint(tmp_path: Path) -> Path:
     return tmp_path / "model"
 
 
+def measured(path: Path, store: Any, passages: list[list[int]]) -> list[Passage]:
+    """Of a checkpoint's model, and of the same with a store's weights."""
+    reader = Whole(whole(path))
+
+    def change() -> Whole:
+        load_weights(reader.model, store)
+        return reader
+
+    return measure(reader, change, passages)[0]
+
+
 def whole(path: Path) -> Any:
     return AutoModelForCausalLM.from_pretrained(path, dtype="float32", experts_implementation="eager").eval()
 
@@ -47,7 +62,7 @@ def test_a_store_beside_its_checkpoint(checkpoint: Path) -> None:
         for key, held in expert_parameters(name, module).items():
             for expert in range(len(held)):
                 held.data[expert] = parameters(store, layer, expert)[key]
-    found = measure(whole(checkpoint), store, passages)
+    found = measured(checkpoint, store, passages)
     for one, passage in zip(found, passages, strict=True):
         with torch.inference_mode():
             first, second = (model(torch.tensor([passage])).logits[0, :-1] for model in (original, quantised))
@@ -60,7 +75,7 @@ def test_a_store_beside_its_checkpoint(checkpoint: Path) -> None:
 
 def test_a_store_that_is_not_quantised_is_no_other_model(checkpoint: Path) -> None:
     store = shard(open_source(checkpoint), checkpoint.parent / "plain", "float32")
-    quality = as_quality(measure(whole(checkpoint), store, [[1, 2, 3, 4], [4, 5, 6, 7]]), **WORDS)
+    quality = as_quality(measured(checkpoint, store, [[1, 2, 3, 4], [4, 5, 6, 7]]), **WORDS)
     assert (quality.ratio, quality.ratio_interval, quality.divergence, quality.same_best) == (1.0, (1.0, 1.0), 0.0, 1.0)
     assert (quality.passages, quality.tokens) == (2, 6)
 
@@ -89,7 +104,7 @@ def test_a_disk_without_room_for_logits(checkpoint: Path, monkeypatch: pytest.Mo
     store = shard(open_source(checkpoint), checkpoint.parent / "plain", "float32")
     monkeypatch.setattr("os.posix_fallocate", full)
     with pytest.raises(ConfigError, match=r"no room \(No space left on device\); lower --text-tokens"):
-        measure(whole(checkpoint), store, [[1, 2, 3, 4]])
+        measured(checkpoint, store, [[1, 2, 3, 4]])
 
 
 @pytest.mark.slow
@@ -101,7 +116,38 @@ def test_the_command(cli: CommandLine, demo: Path, tmp_path: Path) -> None:
     assert found["experts"] == "int4 of bfloat16, groups of 64 and 32"
     assert (found["passages"], found["tokens"]) == (2, 510)
     assert 0.9 < found["ratio"] < 1.1
+    assert [task["name"] for task in found["tasks"]] == []  # four passages are needed
     assert "  KL divergence    0.0" in cli(*asked, "--store", str(tmp_path / "store")).out
+
+
+def test_an_exact_system_of_the_engine_is_the_original_bit_for_bit(embedded: Callable[..., Any], demo: Path) -> None:
+    """So that whatever is measured of an approximate one is its own: text, multiple choice, and answers."""
+    ids = torch.randint(4, 200, (4, 24), generator=torch.Generator().manual_seed(1)).tolist()
+    options = [one[20:23] for one in ids]
+    tasks = [
+        Task("next", "choice", [Item(ids[0][:20], options)]),
+        Task("sum", "number", [Item(ids[0][:20], [], number=Decimal(7))], 4),
+    ]
+    reader = Whole(
+        AutoModelForCausalLM.from_pretrained(demo, dtype="bfloat16", experts_implementation="eager"), stepwise=True
+    )
+    engine = Engine(embedded("bfloat16", system="on-demand", residency="lru", workers=1, slots=9))
+    passages, scored = measure(reader, lambda: engine, ids[:2], 8, tasks)
+    assert [(one.tokens, one.divergence, one.same_best) for one in passages] == [(16, 0.0, 16), (16, 0.0, 16)]
+    assert [one.nats for one in passages] == [one.original_nats for one in passages]
+    assert [(one.difference, one.difference_interval) for one in scored] == [(0.0, (0.0, 0.0))] * 2
+    assert reader.answer(ids[2][:16], 6) == engine.answer(ids[2][:16], 6)
+
+
+@pytest.mark.slow
+def test_an_approximate_system_is_measured(embedded: Callable[..., Any], demo: Path) -> None:
+    ids = torch.randint(4, 200, (2, 24), generator=torch.Generator().manual_seed(1)).tolist()
+    reader = Whole(
+        AutoModelForCausalLM.from_pretrained(demo, dtype="float32", experts_implementation="eager"), stepwise=True
+    )
+    engine = Engine(embedded("float32", system="importance", alpha=1.0, slots=9))
+    passages, _ = measure(reader, lambda: engine, ids, 8)
+    assert all(one.divergence > 1e-4 for one in passages)
 
 
 @pytest.mark.parametrize(
@@ -109,6 +155,10 @@ def test_the_command(cli: CommandLine, demo: Path, tmp_path: Path) -> None:
     [
         (("--text-tokens", "5"), "--text-tokens is 5; allowed: 512"),
         (("--quality", "--text", "/nowhere"), "--text /nowhere cannot be read: No such file or directory"),
+        (
+            ("--quality", "--system", "importance", "--cluster", "local"),
+            "--quality and --router expert-cache, which is",
+        ),
         (("--quality", "--text", "short.txt"), "short.txt has 7 tokens; give a text of at least 512"),
     ],
 )

@@ -12,6 +12,8 @@ import pytest
 import torch
 
 from odmoe.quality.passages import losses
+from odmoe.quality.readers import forced_logits, until_end
+from odmoe.quality.tasks import final_answer
 from scripts.lib import quality
 from support.paths import ROOT
 
@@ -37,7 +39,7 @@ DATA = ROOT / "scripts" / "data"
     ],
 )
 def test_the_final_answer(text: str, number: str | None) -> None:
-    assert quality.final_answer(text) == (None if number is None else Decimal(number))
+    assert final_answer(text) == (None if number is None else Decimal(number))
 
 
 def test_the_same_number_may_be_written_otherwise() -> None:
@@ -51,7 +53,7 @@ def test_every_solution_of_the_file_has_the_number_after_its_mark() -> None:
     rows = [json.loads(line) for line in (DATA / "gsm8k_test.jsonl").read_text().splitlines()]
     assert len(rows) == 40
     for row in rows:
-        assert quality.final_answer(row["answer"]) == int(row["answer"].split("#### ")[1].replace(",", ""))
+        assert final_answer(row["answer"]) == int(row["answer"].split("#### ")[1].replace(",", ""))
 
 
 def test_more_problems_than_there_are() -> None:
@@ -66,8 +68,8 @@ def test_agreement_counts_tokens_at_the_same_place() -> None:
 
 
 def test_an_answer_ends_before_its_first_end_of_sequence() -> None:
-    assert quality.until_end([5, 6, 1, 7, 1], {1}) == [5, 6]
-    assert quality.until_end([5, 6], {1}) == [5, 6]
+    assert until_end([5, 6, 1, 7, 1], {1}) == [5, 6]
+    assert until_end([5, 6], {1}) == [5, 6]
 
 
 @pytest.fixture(scope="module")
@@ -108,7 +110,7 @@ def test_a_cluster_that_is_forced_through_a_text(
         expected = model(input_ids=torch.tensor([window])).logits[0, :-1].float()
     cluster = EmbeddedCluster(Settings(model=str(demo), workers=2, threads=1), demo_store("float32"))
     try:
-        found = quality.forced_logits(cluster, window)
+        found = forced_logits(cluster, window)
     finally:
         cluster.close()
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
@@ -126,7 +128,7 @@ def test_a_forced_text_after_a_prompt_of_some_tokens(given: int, demo_store: Any
     window = [0, 5, 17, 300, 41, 7, 90, 1200, 33, 8, 2]
     cluster = EmbeddedCluster(Settings(model="demo", shadow="none", workers=2, threads=1), demo_store("float32"))
     try:
-        forced = quality.forced_logits(cluster, window, given)
+        forced = forced_logits(cluster, window, given)
     finally:
         cluster.close()
     model = AutoModelForCausalLM.from_pretrained("models/demo-moe", dtype="float32", experts_implementation="eager")

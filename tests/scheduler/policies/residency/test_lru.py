@@ -12,10 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from scheduler.policies.baselines.adapmoe import LayerShares
+from scheduler.policies.guard import methods_of
 from scheduler.policies.precision import FULL
 from scheduler.policies.registry import RESIDENCIES
 from scheduler.policies.residency.arc import ARC, ShallowARC
-from scheduler.policies.residency.base import ChosenByGates, Residency, ResidencyBase, kept_slots
+from scheduler.policies.residency.base import ChosenByGates, Residency, kept_slots
 from scheduler.policies.residency.frequency import Frequent
 from scheduler.policies.residency.lru import LFU, LRU, Static
 from scheduler.policies.residency.shares import Shares, equal_shares
@@ -310,6 +311,6 @@ def test_what_a_gate_has_chosen() -> None:
 
 
 @each_policy
-def test_a_base_of_all_is_what_the_core_can_hold(policy: Callable[[ModelShape], Residency]) -> None:
-    assert isinstance(policy(SHAPE), ResidencyBase)
-    assert not policy(SHAPE).has_homes
+def test_each_has_what_the_core_calls(policy: Callable[[ModelShape], Residency]) -> None:
+    assert all(callable(getattr(policy(SHAPE), name)) for name in methods_of(Residency))
+    assert isinstance(policy(SHAPE).has_homes, bool)
