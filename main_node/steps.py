@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 
 from checkpoint.devices.inference import inference
+from checkpoint.fixed_shapes import LEAST_ROWS
 from main_node.engine.engine import Engine
 from main_node.lockstep import LockStep
 from main_node.request import Request
@@ -298,7 +299,8 @@ class Steps:
                 first = room == bound
                 if not first and decoding and tokens > room:
                     continue
-                tokens = min(tokens, bound)
+                short = 0 < tokens - bound < LEAST_ROWS < bound
+                tokens = bound - LEAST_ROWS if short else min(tokens, bound)
                 room -= tokens
             chosen.append((job, tokens))
         for job, tokens in chosen:
