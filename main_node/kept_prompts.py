@@ -105,6 +105,8 @@ class KeptPrompts:
             self._prefix = _prefix_cache(keeping, self._cuts, config, model.device, identity)
             self.chunk -= chunk % self._cuts.block
         self.is_on = self._prefix is not None
+        self.is_uncut = self._cuts.uncut
+        """No pass is cut at blocks."""
 
     @contextmanager
     def reading(self, request: Request) -> Iterator[PrefixReading]:
