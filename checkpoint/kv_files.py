@@ -68,7 +68,7 @@ class KVDirectory:
         except BlockingIOError as error:
             os.close(self._held)
             raise ConfigError(
-                f"--kv-disk {directory} is used by another main node, which counts its bytes; give each its own directory"
+                f"--kv-disk {directory} is used by another main node; give each a directory of its own"
             ) from error
         except OSError as error:
             raise ConfigError(
