@@ -369,7 +369,9 @@ class MainNode:
             with fixed_shapes() if is_fixed else contextlib.nullcontext():
                 return self._forward(request, tokens[: one.tokens], last=one.tokens == len(tokens))
 
-        return PassJob(request, position, most, prefill, forward, enter)
+        job = PassJob(request, position, most, prefill, forward, enter)
+        job.least = LEAST_ROWS if is_fixed else 1
+        return job
 
     def _report(self, request: Request, times: Times, finish: str, complete: bool) -> Report:
         weights, experts = self.weight_bytes, self.store.manifest.expert_bytes

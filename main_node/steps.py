@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 
 from checkpoint.devices.inference import inference
-from checkpoint.fixed_shapes import LEAST_ROWS
 from main_node.engine.engine import Engine
 from main_node.lockstep import LockStep
 from main_node.request import Request
@@ -52,6 +51,8 @@ class PassJob:
         self.request = request
         self.position, self.tokens, self.prefill = position, tokens, prefill
         self.one = t.Pass(request.number, position, tokens, prefill)
+        self.least = 1
+        """Tokens of the last chunk, at least."""
         self.shared = 0
         """Passes in its step. 0: it has not begun."""
         self.rounded = False
@@ -299,8 +300,8 @@ class Steps:
                 first = room == bound
                 if not first and decoding and tokens > room:
                     continue
-                short = 0 < tokens - bound < LEAST_ROWS < bound
-                tokens = bound - LEAST_ROWS if short else min(tokens, bound)
+                short = 0 < tokens - bound < job.least
+                tokens = bound - job.least if short else min(tokens, bound)
                 room -= tokens
             chosen.append((job, tokens))
         for job, tokens in chosen:
