@@ -6,6 +6,7 @@ Files are written beside their place and renamed, by a thread of their own.
 
 from __future__ import annotations
 
+import fcntl
 import json
 import logging
 import os
@@ -42,7 +43,7 @@ _log = logging.getLogger(__name__)
 class KVDirectory:
     """Thread-safe. `identity`: see `PrefixCache`; files of another one are left alone, but they count, and give way.
 
-    Raises ConfigError for a directory that cannot be made or read.
+    Raises ConfigError for a directory that cannot be made or read, or that another one uses, in any process.
     """
 
     def __init__(self, directory: Path, most_bytes: int, identity: str) -> None:
@@ -61,7 +62,14 @@ class KVDirectory:
         self._paused_until = 0.0
         try:
             directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._held = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+            fcntl.flock(self._held, fcntl.LOCK_EX | fcntl.LOCK_NB)
             self._scan()
+        except BlockingIOError as error:
+            os.close(self._held)
+            raise ConfigError(
+                f"--kv-disk {directory} is used by another main node; give each a directory of its own"
+            ) from error
         except OSError as error:
             raise ConfigError(
                 f"--kv-disk {directory} cannot be used: {error.strerror}; give a directory that can be written"
@@ -147,6 +155,9 @@ class KVDirectory:
         end = time.monotonic() + CLOSE_S
         self._queue.put(None)
         self._thread.join(max(0.0, end - time.monotonic()))
+        if self._held >= 0:
+            os.close(self._held)  # which gives up the lock
+            self._held = -1
 
     # --- the thread that writes ---------------------------------------------------------------------------------
 

@@ -50,6 +50,8 @@ class PassJob:
         self.request = request
         self.position, self.tokens, self.prefill = position, tokens, prefill
         self.one = t.Pass(request.number, position, tokens, prefill)
+        self.least = 1
+        """Tokens of the last chunk, at least."""
         self.shared = 0
         """Passes in its step. 0: it has not begun."""
         self.rounded = False
@@ -297,7 +299,8 @@ class Steps:
                 first = room == bound
                 if not first and decoding and tokens > room:
                     continue
-                tokens = min(tokens, bound)
+                short = 0 < tokens - bound < job.least
+                tokens = bound - job.least if short else min(tokens, bound)
                 room -= tokens
             chosen.append((job, tokens))
         for job, tokens in chosen:

@@ -96,3 +96,11 @@ def test_what_is_forgotten_does_not_come_back(tmp_path: Path) -> None:
     assert directory.load(KEYS[0]) is None
     directory.close()
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_directory_has_one_user(tmp_path: Path) -> None:
+    first = KVDirectory(tmp_path, 1 << 20, "model A")
+    with pytest.raises(ConfigError, match=f"{tmp_path} is used by another main node"):
+        KVDirectory(tmp_path, 1 << 20, "model B")
+    first.close()
+    KVDirectory(tmp_path, 1 << 20, "model B").close()
