@@ -2,7 +2,7 @@
 // What a frame costs is hardly the drawing, but that there is one: so there are thirty a second, and none where no cell changes.
 
 const FADE_MS = 1300;
-const FRAME_MS = 20; // and until the next refresh of the screen: 30 frames a second
+const FRAME_MS = 25; // and until the next refresh of the screen: 27 to 30 frames a second
 const STILL_MS = 330; // for those who want less motion
 const SHADES = 24;
 const LABEL = 24;
