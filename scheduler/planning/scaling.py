@@ -187,6 +187,16 @@ def scale_profile(setup: Setup) -> Profile:
     )
 
 
+def as_measured(base: Profile, model: ModelSize, shadow: str) -> Profile:
+    """The base profile as if its times had been measured with this model: `scale_profile` leaves them as they are. So
+    an emulation keeps them, whatever its model."""
+    read = model.read * model.item_bytes // model.layers
+    sizes = model.expert_bytes, model.expert, read, int(_shadow_read(model, shadow))
+    hidden_bytes = model.hidden * model.item_bytes
+    rates = (math.inf, math.inf, math.inf)  # no byte takes time, so that all of each time is the part that stays
+    return replace(base, model_sizes=sizes, device_rates=rates, hidden_bytes=hidden_bytes, layers=model.layers)
+
+
 def _rest(seconds: float, amount: float, rate: float) -> float:
     return max(0.0, seconds - amount / rate)
 

@@ -1,8 +1,9 @@
 """What the page costs: frames a second and processor time of Chromium, and the service's share of a core for it.
 
 A scheduler core runs at a steady speed without a model: each layer is predicted, loaded, gated and computed. Its
-service, its feed and its page are the real ones. The service's share is the processor time of its process with a
-viewer, less that without one. Chromium is headless and has no GPU, so that its processor draws every frame.
+service, its feed and its page are the real ones. The feed's share is the processor time of the service's threads with a
+viewer, less that without one, in turns. The engine's is what following the gates of a token takes longer, times the
+tokens that are followed in a second. Chromium is headless and has no GPU, so that its processor draws every frame.
 
     .venv/bin/python -m scripts.measure.page
     .venv/bin/python -m scripts.measure.page --layers 61 --experts 256 --top-k 8
@@ -10,22 +11,29 @@ viewer, less that without one. Chromium is headless and has no GPU, so that its 
 
 from __future__ import annotations
 
+import contextlib
 import random
 import shutil
 import socket
+import statistics
 import sys
 import threading
 import time
 from collections.abc import Callable
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import psutil
 
+from main_node.engine import activity_watch
 from scripts.lib.flags import positive, script_parser
 from scripts.lib.paths import DEMO
 from scripts.lib.provenance import header
 from scripts.lib.tables import Column, text_table
 
+SETTLE_S = 2.0
+FOLLOWED_TOKENS, FOLLOWING_RUNS = 100, 9
+ACCESSES_S = activity_watch.ACCESSES_S
 FRAMES = """
 window.frames_drawn = 0;
 const request = window.requestAnimationFrame.bind(window);
@@ -79,17 +87,20 @@ class PacedCore:
     def _run(self) -> None:
         while True:
             self.is_busy.wait()
-            with self.lock:
-                self._post(self.t.RequestOpened(1, 4))
+            self.open()
             due, index = time.monotonic(), 0
             while self.is_busy.is_set():
-                self._token(index)
+                self.token(index)
                 index, due = index + 1, due + 1 / self.rate
                 time.sleep(max(0.0, due - time.monotonic()))
             with self.lock:
                 self._post(self.t.RequestClosed(1))
 
-    def _token(self, index: int) -> None:
+    def open(self) -> None:
+        with self.lock:
+            self._post(self.t.RequestOpened(1, 4))
+
+    def token(self, index: int) -> None:
         t, position = self.t, 4 + index
         with self.lock:
             self._post(t.TokenDecoded(1, index))
@@ -155,7 +166,7 @@ def serve(core: PacedCore) -> str:
     listening = socket.create_server(("127.0.0.1", 0))
     host, port = listening.getsockname()[:2]
     server = HttpServer(make_app(service, Access()), service, listening, 0.0)
-    threading.Thread(target=server.run, daemon=True).start()
+    threading.Thread(target=server.run, name="service", daemon=True).start()
     return f"http://{host}:{port}"
 
 
@@ -172,20 +183,73 @@ def chromium_s() -> float:
     return found
 
 
-def own_s() -> float:
-    """Of this process alone."""
-    times = psutil.Process().cpu_times()
-    return times.user + times.system
+def feed_s() -> float:
+    """Of the service's and the feed's threads in this process. The kernel counts it in nanoseconds."""
+    found = 0
+    for thread in threading.enumerate():
+        if thread.name in ("odmoe-page", "service"):
+            with contextlib.suppress(OSError):  # it has ended
+                found += int(Path(f"/proc/self/task/{thread.native_id}/schedstat").read_text().split()[0])
+    return found / 1e9
 
 
-def measure(page: Any, seconds: float) -> tuple[float, float, float]:
-    """Frames a second, shares of a core of Chromium and of this process. Without a page: this process alone."""
+class Cost(NamedTuple):
+    """Frames a second, and shares of a core."""
+
+    frames: float
+    chromium: float
+    service: float
+
+
+def measure(page: Any, seconds: float) -> Cost:
+    """Without a page: what the service needs for itself."""
     frames: Callable[[], float] = lambda: float(page.evaluate("window.frames_drawn")) if page else 0.0  # noqa: E731
-    before = frames(), chromium_s(), own_s(), time.monotonic()
+    before = frames(), chromium_s(), feed_s(), time.monotonic()
     time.sleep(seconds)
-    after = frames(), chromium_s(), own_s(), time.monotonic()
+    after = frames(), chromium_s(), feed_s(), time.monotonic()
     passed = after[3] - before[3]
-    return (after[0] - before[0]) / passed, (after[1] - before[1]) / passed, (after[2] - before[2]) / passed
+    return Cost(*((one - other) / passed for one, other in zip(after[:3], before[:3], strict=True)))
+
+
+def following_s(args: Any) -> float:
+    """What the engine's thread needs longer for a token if every gate is followed: a median of alternated runs."""
+    core = PacedCore(args.layers, args.experts, args.top_k, args.workers, args.rate)
+    core.open()
+    activity_watch.ACCESSES_S = 1e9
+    index, found = 0, []
+    for _ in range(FOLLOWING_RUNS):
+        each = []
+        for is_watched in (False, True):
+            core.activity(0)  # for five seconds
+            core.is_watched = is_watched
+            began = time.thread_time()
+            for _ in range(FOLLOWED_TOKENS):
+                core.token(index)
+                index += 1
+            each.append((time.thread_time() - began) / FOLLOWED_TOKENS)
+        found.append(each[1] - each[0])
+    return statistics.median(found)
+
+
+def observe(browser: Any, url: str, args: Any) -> dict[str, float]:
+    """With a page and without one, in turns."""
+    alone, seen = [], []
+    for _ in range(args.turns):
+        alone.append(measure(None, args.seconds).service)
+        page = browser.new_page(viewport={"width": 1280, "height": 800})
+        page.add_init_script(FRAMES)
+        page.goto(url)
+        page.wait_for_selector(".node")
+        time.sleep(SETTLE_S)
+        seen.append(measure(page, args.seconds))
+        page.close()
+        time.sleep(activity_watch.WATCHED_S + 1)  # until it is watched no more
+    return {
+        "frames": statistics.median(one.frames for one in seen),
+        "chromium": statistics.median(one.chromium for one in seen),
+        "alone": statistics.median(alone),
+        "service": statistics.median(one.service for one in seen) - statistics.median(alone),
+    }
 
 
 def main() -> None:
@@ -195,7 +259,8 @@ def main() -> None:
     parser.add_argument("--top-k", type=positive, default=2)
     parser.add_argument("--workers", type=positive, default=8)
     parser.add_argument("--rate", type=float, default=20.0, help="tokens/s")
-    parser.add_argument("--seconds", type=float, default=15.0, help="of each measurement")
+    parser.add_argument("--seconds", type=float, default=10.0, help="of each measurement")
+    parser.add_argument("--turns", type=positive, default=2, help="with a page and without one")
     args = parser.parse_args()
     from playwright.sync_api import sync_playwright
 
@@ -204,39 +269,25 @@ def main() -> None:
         sys.exit("there is no chromium; install it: apt-get install chromium")
     header("What the page costs")
     core = PacedCore(args.layers, args.experts, args.top_k, args.workers, args.rate)
+    follow_s = following_s(args)
+    followed = min(1.0, ACCESSES_S / (args.rate * args.layers * args.top_k))
     url, rows = serve(core), []
     with sync_playwright() as driver:
         browser = driver.chromium.launch(executable_path=path, args=["--no-sandbox"])
         for busy in (False, True):
             core.is_busy.set() if busy else core.is_busy.clear()
-            time.sleep(1)
-            alone = [measure(None, args.seconds)[2]]
-            page = browser.new_page(viewport={"width": 1280, "height": 800})
-            page.add_init_script(FRAMES)
-            page.goto(url)
-            page.wait_for_selector(".node")
-            time.sleep(2)
-            rate, browsing, own = measure(page, args.seconds)
-            page.close()
-            time.sleep(6)  # until it is watched no more
-            alone.append(measure(None, args.seconds)[2])
+            time.sleep(SETTLE_S)
             what = f"{args.rate:g} tokens/s" if busy else "idle"
-            rows.append(
-                {
-                    "cluster": what,
-                    "frames": rate,
-                    "chromium": browsing,
-                    "service": own - sum(alone) / 2,
-                    "spread": max(alone) - min(alone),
-                }
-            )
+            engine = follow_s * args.rate * followed if busy else 0.0
+            rows.append({"cluster": what, "engine": engine, **observe(browser, url, args)})
         browser.close()
     columns = [
         Column("cluster", "cluster"),
         Column("frames/s", "frames", ".0f"),
         Column("Chromium, % of a core", "chromium", ".1f", 100),
-        Column("service, % of a core", "service", ".2f", 100),
-        Column("of two runs without a viewer, difference", "spread", ".2f", 100),
+        Column("feed, % of a core", "service", ".2f", 100),
+        Column("engine, % of a core", "engine", ".2f", 100),
+        Column("service without a page", "alone", ".2f", 100),
     ]
     print(text_table(columns, rows))
 

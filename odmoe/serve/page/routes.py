@@ -10,6 +10,7 @@ from starlette.routing import Route
 
 from odmoe.serve.api_error import to_api_error
 from odmoe.serve.page.feed import ActivityFeed, feed_events
+from odmoe.serve.page.planned import ClusterPlan
 from odmoe.serve.page.static_files import HEADERS, StaticFile, static_files
 from odmoe.serve.page.updates import describe_cluster
 from odmoe.serve.sse import EventStream, encode, event
@@ -23,8 +24,8 @@ if TYPE_CHECKING:
 
 
 def add_page(app: FastAPI, service: Service) -> None:
-    """`/` and its files; `/cluster`, `/cluster/events`."""
-    feed = ActivityFeed(service.model.cluster)
+    """`/` and its files; `/cluster`, `/cluster/plan`, `/cluster/events`."""
+    feed, planned = ActivityFeed(service.model.cluster), ClusterPlan(service)
     description = encode(describe_cluster(service))
     for path, file in static_files().items():
         app.router.routes.append(Route(path, _answering(file), methods=["GET"]))
@@ -32,6 +33,11 @@ def add_page(app: FastAPI, service: Service) -> None:
     @app.get("/cluster")
     async def cluster() -> Response:
         return Response(description, media_type="application/json", headers={"Cache-Control": "no-store"})
+
+    @app.get("/cluster/plan")
+    async def plan() -> Response:
+        found = encode(await planned.get())
+        return Response(found, media_type="application/json", headers={"Cache-Control": "no-store"})
 
     @app.get("/cluster/events")
     async def events(request: Request) -> Response:

@@ -20,6 +20,7 @@ from scheduler.planning.scaling import (
     Policy,
     Run,
     Setup,
+    as_measured,
     best,
     choose,
     compared_tokens,
@@ -443,3 +444,15 @@ def test_the_rtx3080s_workers_are_a_little_slower(paper: Plan) -> None:
     other: Profile = find_profile("rtx3080-1gbe")
     _, rate = next(iter(choose(Setup(MIXTRAL, Hardware(other, 8), PAPER.policy)).items()))
     assert 0.96 < rate / paper.tokens_per_s < 1
+
+
+@pytest.mark.parametrize("shadow", ["int8", "none"])
+def test_times_as_if_measured_with_a_model_stay(shadow: str) -> None:
+    """They are emulated as they are, whatever the model."""
+    model = replace(MIXTRAL, expert=MIXTRAL.expert // 50, hidden=MIXTRAL.hidden // 8, layers=12, depth=12)
+    base = PAPER.hardware.base
+    policy = replace(PAPER.policy, shadow=shadow)
+    hardware = replace(PAPER.hardware, base=as_measured(base, model, shadow))
+    found = scale_profile(replace(PAPER, model=model, hardware=hardware, policy=policy))
+    for name in ("main_layer_s", "expert_s", "load_s", "load_piece_s", "hop_s", "shadow_layer_s"):
+        assert getattr(found, name) == pytest.approx(getattr(base, name)), name

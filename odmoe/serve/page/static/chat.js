@@ -79,6 +79,7 @@ export class Chat {
 
   article(message, at) {
     const found = element("article", message.role);
+    found.setAttribute("aria-label", message.role === "user" ? "You" : this.cluster.model || "The model");
     found.message = message;
     found.at = at;
     const body = element("div", "body");
@@ -157,6 +158,7 @@ export class Chat {
   edit(article) {
     const { message, at } = article;
     const area = element("textarea");
+    area.setAttribute("aria-label", "Message, edited");
     area.value = message.content;
     const save = element("button", "", "Send");
     const leave = element("button", "", "Cancel");
@@ -259,6 +261,7 @@ export class Chat {
   }
 
   setWriting(on) {
+    this.messages.setAttribute("aria-busy", String(on)); // read out once it is whole
     by("send").hidden = on;
     by("stop").hidden = !on;
   }

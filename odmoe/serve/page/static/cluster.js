@@ -30,6 +30,7 @@ export class Cluster {
     this.cluster = cluster;
     this.history = new History(cluster.totals);
     this.grid.describe(cluster.layers, cluster.experts, cluster.outcomes);
+    by("axis").textContent = `layers ${cluster.layers[0]} to ${cluster.layers.at(-1)} ↓, experts 0 to ${Math.max(...cluster.experts) - 1} →`;
     const plots = {
       rate: new Plot("speed", "tokens/s", "Tokens of all answers, the last 3 s", "--accent"),
       stall: new Plot("stalls", "% of time", "Time for which requests wait for loads, of each request", "--missed"),
@@ -41,6 +42,31 @@ export class Cluster {
     this.plots = plots;
     by("plots").replaceChildren(...Object.values(plots).map((plot) => plot.root));
     this.drawLegend();
+  }
+
+  /** Shows what `odmoe plan` says of this cluster beside what is. */
+  async comparePlan() {
+    try {
+      this.plan = await (await request("cluster/plan")).json();
+    } catch (error) {
+      this.plan = { memory: {}, tokens_per_s: null, why: error.message };
+    }
+    const { tokens_per_s: rate, hardware, why, memory } = this.plan;
+    if (rate) this.plots.rate.expect(rate, `plan ${rate.toFixed(rate < 9.95 ? 1 : 0)}`);
+    const speed = rate
+      ? `odmoe plan: ${rate.toFixed(1)} tokens/s for one request, with the times of ${hardware}.`
+      : `odmoe plan has no ${memory.main ? "speed" : "figures"} for this cluster: ${why}.`;
+    const room = memory.main ? ` Its memory is that with a full context of ${this.cluster.context} tokens.` : "";
+    by("plan").textContent = speed + room;
+    by("plan").hidden = false;
+    this.drawMemory();
+  }
+
+  /** Bytes that the plan has for a node, or null. */
+  plannedBytes(node) {
+    const { main, shadow, worker, expert } = this.plan?.memory ?? {};
+    if (main === undefined || (node.role === "worker" && !node.slots)) return null;
+    return { main, shadow, worker: worker + node.slots * expert }[node.role];
   }
 
   /** Reads the feed while the page can be seen. */
@@ -87,7 +113,7 @@ export class Cluster {
     this.grid.light(update.a, UPDATE_MS);
     this.drawPlots(update);
     this.drawNodes(update);
-    if (update.nodes) this.drawMemory();
+    if (update.nodes && String(this.nodes.map((node) => [node.name, node.up, node.memory])) !== this.heldBefore) this.drawMemory();
   }
 
   drawPlots({ s, T, q }) {
@@ -169,28 +195,50 @@ export class Cluster {
   }
 
   drawMemory() {
-    const held = this.nodes.filter((node) => node.up && node.memory);
-    const used = held.reduce((sum, node) => sum + node.memory, 0);
+    this.heldBefore = String(this.nodes.map((node) => [node.name, node.up, node.memory]));
+    const held = this.nodes.filter((node) => node.up && (node.memory || this.plannedBytes(node)));
+    const planned = held.map((node) => [node, this.plannedBytes(node) ?? 0]);
+    const used = held.map((node) => [node, node.memory ?? 0]);
+    const sum = (all) => all.reduce((before, [, count]) => before + count, 0);
     const { budget_bytes: budget, whole_bytes: whole } = this.cluster;
-    const most = Math.max(used, budget ?? whole);
-    const text = `Memory of all nodes: ${bytes(used)}` + (budget ? ` of a budget of ${bytes(budget)}` : "") + `; the whole model has ${bytes(whole)}`;
-    const dark = this.grid.dark.matches;
-    const colour = (node) => (node.role === "worker" ? workerColour(node.number, dark) : `var(--${node.role === "main" ? "accent" : "host"})`);
-    const stack = element("div", "stack");
+    const most = Math.max(sum(used), sum(planned), budget ?? whole);
+    const silent = used.filter(([, count]) => !count).length;
+    const text =
+      `${bytes(sum(used))} on ${silent ? `${used.length - silent} of ${used.length}` : "all"} nodes` +
+      (sum(planned) ? `, planned ${bytes(sum(planned))}` : "") +
+      (budget ? `, of a budget of ${bytes(budget)}` : "") +
+      `; the whole model has ${bytes(whole)}`;
     const key = element("div", "key");
-    for (const node of held) {
-      const part = element("i");
-      part.style.width = `${(100 * node.memory) / most}%`;
-      part.style.background = colour(node);
-      part.title = `${node.name}: ${bytes(node.memory)}`;
-      stack.append(part);
-      const mark = element("i");
-      mark.style.background = colour(node);
-      const entry = element("span");
-      entry.append(mark, `${node.name} ${bytes(node.memory)}`);
+    for (const [node, count] of used) {
+      const plan = this.plannedBytes(node);
+      const entry = element("span", "", `${node.name} ${count ? bytes(count) : "–"}${plan ? ` (${bytes(plan)})` : ""}`);
+      entry.prepend(this.mark(node));
       key.append(entry);
     }
-    by("memory").replaceChildren(element("div", "", text), stack, key);
+    const bars = [this.memoryBar("now", used, most)];
+    if (sum(planned)) bars.push(this.memoryBar("plan", planned, most));
+    by("memory").replaceChildren(element("div", "", text), ...bars, key);
+  }
+
+  mark(node) {
+    const found = element("i");
+    const own = node.role === "worker" ? workerColour(node.number, this.grid.dark.matches) : `var(--${node.role === "main" ? "accent" : "host"})`;
+    found.style.background = own;
+    return found;
+  }
+
+  /** A bar with a part for each node. `held`: nodes with their bytes. */
+  memoryBar(name, held, most) {
+    const row = element("div", "memory-bar");
+    const stack = element("div", "stack");
+    for (const [node, count] of held) {
+      const part = this.mark(node);
+      part.style.width = `${(100 * count) / most}%`;
+      part.title = `${node.name}: ${bytes(count)}`;
+      stack.append(part);
+    }
+    row.append(element("span", "", name), stack);
+    return row;
   }
 
   drawLegend() {

@@ -1,7 +1,10 @@
-// The experts of all layers, as cells that light up when a gate chooses them and fade within a second.
+// The experts of all layers, as cells that light up when a gate chooses them and fade within a second or so.
+// What a frame costs is hardly the drawing, but that there is one: so there are thirty a second, and none where no cell changes.
 
 const FADE_MS = 1300;
-const FRAME_MS = 32;
+const FRAME_MS = 25; // and until the next refresh of the screen: 27 to 30 frames a second
+const STILL_MS = 330; // for those who want less motion
+const SHADES = 24;
 const LABEL = 24;
 const COLOURS = ["--hit", "--in-time", "--late", "--missed", "--host"];
 
@@ -20,13 +23,15 @@ export class Grid {
     this.lit = new Map();
     this.counts = null;
     this.by = "outcome";
-    this.frames = 0;
-    this.drawn = 0;
+    this.still = matchMedia("(prefers-reduced-motion: reduce)");
     this.dark = matchMedia("(prefers-color-scheme: dark)");
     this.dark.addEventListener("change", () => this.redraw());
     new ResizeObserver(() => this.resize()).observe(frame);
     canvas.addEventListener("pointermove", (event) => this.point(event));
     canvas.addEventListener("pointerleave", () => (note.hidden = true));
+    canvas.addEventListener("blur", () => (note.hidden = true));
+    canvas.addEventListener("keydown", (event) => this.move(event));
+    this.at = [0, 0];
   }
 
   describe(layers, experts, outcomes) {
@@ -72,9 +77,9 @@ export class Grid {
     context.font = `${10 * this.ratio}px system-ui, sans-serif`;
     context.textAlign = "right";
     context.textBaseline = "middle";
-    const step = Math.ceil((11 * this.ratio) / this.tall);
+    const step = [1, 5, 10, 20, 50].find((one) => one * this.tall >= 11 * this.ratio) ?? 100;
     for (let row = 0; row < this.layers.length; row += step) {
-      context.fillText(String(this.layers[row]), this.left - 5 * this.ratio, (row + 0.5) * this.tall);
+      context.fillText(String(this.layers[row]), this.left - 5 * this.ratio, Math.max(5 * this.ratio, (row + 0.5) * this.tall));
     }
     for (let row = 0; row < this.layers.length; row += 1) {
       for (let expert = 0; expert < this.experts[row]; expert += 1) this.cell(row, expert, null, 0);
@@ -112,9 +117,13 @@ export class Grid {
       this.counts[cell] += times;
       this.latest[cell] = outcome;
       this.latestWorker[cell] = worker;
-      if (this.shown) this.lit.set(cell, now + (at / count) * overMs);
+      if (this.shown) this.lit.set(cell, { began: now + (at / count) * overMs, shade: -1 });
     }
-    if (this.lit.size && !this.timer) this.timer = requestAnimationFrame((time) => this.step(time));
+    this.schedule();
+  }
+
+  schedule() {
+    if (this.lit.size) this.timer ||= setTimeout(() => requestAnimationFrame(() => this.step()), this.still.matches ? STILL_MS : FRAME_MS);
   }
 
   colourOf(cell) {
@@ -122,37 +131,54 @@ export class Grid {
     return this.colours[this.latest[cell]];
   }
 
-  step(time) {
+  /** Draws the cells whose shade has changed. */
+  step() {
     this.timer = 0;
-    if (time - this.drawn >= FRAME_MS - 8) {
-      this.drawn = time;
-      this.frames += 1;
-      const now = performance.now();
-      for (const [cell, began] of this.lit) {
-        const age = now - began;
-        if (age < 0) continue;
-        const alpha = 1 - age / FADE_MS;
-        const row = Math.floor(cell / this.most);
-        if (this.shown) this.cell(row, cell % this.most, alpha > 0 ? this.colourOf(cell) : null, Math.max(0, alpha));
-        if (alpha <= 0) this.lit.delete(cell);
-      }
+    const now = performance.now();
+    for (const [cell, lit] of this.lit) {
+      const age = now - lit.began;
+      if (age < 0) continue;
+      const shade = Math.max(0, Math.ceil(SHADES * (1 - age / FADE_MS)));
+      if (shade === lit.shade) continue;
+      lit.shade = shade;
+      if (this.shown) this.cell(Math.floor(cell / this.most), cell % this.most, shade ? this.colourOf(cell) : null, shade / SHADES);
+      if (!shade) this.lit.delete(cell);
     }
-    if (this.lit.size) this.timer = requestAnimationFrame((next) => this.step(next));
+    this.schedule();
+  }
+
+  /** Arrow keys go from cell to cell. */
+  move(event) {
+    const by = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1] }[event.key];
+    if (!by || !this.layers.length) return;
+    event.preventDefault();
+    const row = Math.max(0, Math.min(this.layers.length - 1, this.at[0] + by[0]));
+    const expert = Math.max(0, Math.min(this.experts[row] - 1, this.at[1] + by[1]));
+    this.at = [row, expert];
+    const box = this.canvas.getBoundingClientRect();
+    const x = (this.left + (expert + 0.5) * this.wide) / this.ratio;
+    this.tell(row, expert, box.left + x, box.top + ((row + 0.5) * this.tall) / this.ratio);
   }
 
   point(event) {
     const box = this.canvas.getBoundingClientRect();
     const row = Math.floor(((event.clientY - box.top) * this.ratio) / this.tall);
     const expert = Math.floor(((event.clientX - box.left) * this.ratio - this.left) / this.wide);
-    this.note.hidden = !(row >= 0 && row < this.layers.length && expert >= 0 && expert < this.experts[row]);
-    if (this.note.hidden) return;
+    const isCell = row >= 0 && row < this.layers.length && expert >= 0 && expert < this.experts[row];
+    if (isCell) this.tell(row, expert, event.clientX, event.clientY);
+    else this.note.hidden = true;
+  }
+
+  /** Says what is known of a cell, beside a point of the window. */
+  tell(row, expert, x, y) {
     const cell = row * this.most + expert;
     const times = this.counts[cell];
     const latest = times ? `, seen ${times}×, last: ${this.outcomes[this.latest[cell]]}, worker ${this.latestWorker[cell]}` : ""; // of the steps that are followed
+    this.note.hidden = false;
     this.note.textContent = `layer ${this.layers[row]}, expert ${expert}${latest}`;
     const frame = this.frame.getBoundingClientRect();
-    const left = Math.min(event.clientX - frame.left + 12, frame.width - this.note.offsetWidth - 6);
+    const left = Math.min(x - frame.left + 12, frame.width - this.note.offsetWidth - 6);
     this.note.style.left = `${Math.max(4, left)}px`;
-    this.note.style.top = `${event.clientY - frame.top + 16}px`;
+    this.note.style.top = `${y - frame.top + 16}px`;
   }
 }

@@ -24,6 +24,7 @@ async function begin() {
       chat.describe(found);
       cluster.describe(found);
       if (!document.hidden) cluster.watch();
+      cluster.comparePlan();
       return;
     } catch (error) {
       cluster.setLink("lost", error.message);

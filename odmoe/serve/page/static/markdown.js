@@ -116,6 +116,7 @@ export function codeBlock(text, language) {
   const frame = element("div", "code");
   const bar = element("div");
   const button = element("button", "", "Copy");
+  button.setAttribute("aria-label", "Copy the code");
   button.type = "button";
   button.addEventListener("click", () => copy(text, button));
   bar.append(element("span", "", language || "code"), button);

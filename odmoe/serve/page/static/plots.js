@@ -50,7 +50,15 @@ export class Plot {
     this.value = document.createTextNode("–");
     value.append(this.value, element("small", "", unit));
     this.canvas = element("canvas");
-    this.root.append(element("span", "", label), value, this.canvas);
+    this.canvas.ariaHidden = "true"; // the value says it
+    this.plan = element("span", "plan");
+    this.root.append(element("span", "", label), value, this.plan, this.canvas);
+  }
+
+  /** Draws a line at what was planned. */
+  expect(value, text) {
+    this.planned = value;
+    this.plan.textContent = text;
   }
 
   add(at, value, text) {
@@ -71,10 +79,15 @@ export class Plot {
     const context = this.canvas.getContext("2d");
     context.clearRect(0, 0, width, height);
     const end = this.points.length ? this.points[this.points.length - 1][0] : 0;
-    const most = this.most ?? Math.max(1e-9, ...this.points.map((point) => point[1] ?? 0));
+    const most = this.most ?? Math.max(1e-9, this.planned ?? 0, ...this.points.map((point) => point[1] ?? 0));
     const x = (at) => width - ((end - at) / SPAN_S) * width;
     const y = (value) => height - ratio - (Math.min(value, most) / most) * (height - 3 * ratio);
-    context.strokeStyle = getComputedStyle(this.root).getPropertyValue(this.colour);
+    const style = getComputedStyle(this.root);
+    if (this.planned) {
+      context.fillStyle = style.getPropertyValue("--soft");
+      for (let at = 0; at < width; at += 6 * ratio) context.fillRect(at, y(this.planned), 3 * ratio, ratio);
+    }
+    context.strokeStyle = style.getPropertyValue(this.colour);
     context.lineWidth = 1.5 * ratio;
     context.lineJoin = "round";
     context.beginPath();
