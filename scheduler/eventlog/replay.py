@@ -35,8 +35,8 @@ def replay(recording: Recording, validate: bool = False) -> Replayed:
     if recording.foreign:
         raise ConfigError(
             f"the recording is of a system with {', '.join(recording.foreign)}, which is not here, so its decisions "
-            "cannot be made again; give the file that has it with --policy-file, or simulate its routes (--routes) with "
-            "another --system"
+            "cannot be made again; give the file that has it with --policy-file, or simulate its routes (--routes) "
+            "with another --system"
         )
     core = make_core(recording.core_config)
     heap = [(now, number, event) for number, (now, event) in enumerate(recording.events)]
