@@ -6,6 +6,7 @@ Files are written beside their place and renamed, by a thread of their own.
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import logging
@@ -14,7 +15,7 @@ import queue
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ from safetensors.torch import save
 from checkpoint.kv_blocks import Key, KVBlock
 from scheduler.errors import ConfigError
 
-SUFFIX = ".kv"
+SUFFIX, LOCK = ".kv", ".lock"
 WAITING_BYTES = 256 << 20
 """Of blocks that may wait to be written. Beyond, new ones are not."""
 ABANDONED_S = 3600.0
@@ -38,6 +39,21 @@ PAUSE_S = 60.0
 _VERSION = "1"
 
 _log = logging.getLogger(__name__)
+
+
+@contextlib.contextmanager
+def _locked(directory: Path) -> Iterator[None]:
+    """For this process alone, where the file system has locks. Raises ConfigError if another one has it; OSError."""
+    with open(os.open(directory / LOCK, os.O_RDWR | os.O_CREAT, 0o600), "rb+") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise ConfigError(
+                f"--kv-disk {directory} is used by another main node; give each a directory of its own"
+            ) from error
+        except OSError as error:
+            _log.warning("%s cannot be locked (%s): let one main node use it", directory, error.strerror)
+        yield
 
 
 class KVDirectory:
@@ -60,20 +76,16 @@ class KVDirectory:
         self._epoch = 0
         """How often everything was forgotten."""
         self._paused_until = 0.0
-        try:
-            directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-            self._held = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
-            fcntl.flock(self._held, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            self._scan()
-        except BlockingIOError as error:
-            os.close(self._held)
-            raise ConfigError(
-                f"--kv-disk {directory} is used by another main node; give each a directory of its own"
-            ) from error
-        except OSError as error:
-            raise ConfigError(
-                f"--kv-disk {directory} cannot be used: {error.strerror}; give a directory that can be written"
-            ) from error
+        with contextlib.ExitStack() as opened:
+            try:
+                directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+                opened.enter_context(_locked(directory))
+                self._scan()
+            except OSError as error:
+                raise ConfigError(
+                    f"--kv-disk {directory} cannot be used: {error.strerror}; give a directory that can be written"
+                ) from error
+            self._held = opened.pop_all()
         self._thread = threading.Thread(target=self._write_all, name="odmoe-kv-disk", daemon=True)
         self._thread.start()
 
@@ -155,9 +167,8 @@ class KVDirectory:
         end = time.monotonic() + CLOSE_S
         self._queue.put(None)
         self._thread.join(max(0.0, end - time.monotonic()))
-        if self._held >= 0:
-            os.close(self._held)  # which gives up the lock
-            self._held = -1
+        if not self._thread.is_alive():
+            self._held.close()
 
     # --- the thread that writes ---------------------------------------------------------------------------------
 

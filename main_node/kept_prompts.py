@@ -7,11 +7,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
-from checkpoint import family, fixed_shapes
+from checkpoint import family
 from checkpoint.kv_blocks import KVBlock, are_rows_only, why_not_kept
 from main_node.block_store import BlockStore
 from main_node.prefix_cache import PrefixCache, PrefixReading
@@ -21,11 +21,8 @@ if TYPE_CHECKING:
 
     from main_node.request import Request
 
-UNCUT_BLOCK, SMALL_BLOCK, BLOCK = 32, 128, 256
-"""Tokens of a block. Where no pass is cut, the smallest cost nothing. Where blocks share a pass, small ones cost calls;
-else each loads its own experts."""
-_LEAST_CHUNK = 64
-"""Tokens of a chunk, so that the one before the last can be shortened."""
+SMALL_BLOCK, BLOCK = 128, 256
+"""Tokens of a block. Where blocks share a pass, small ones cost nothing but calls; else each loads its own experts."""
 
 _log = logging.getLogger(__name__)
 
@@ -43,8 +40,6 @@ class KVKeeping:
     rows_at_once: int = 0
     """As many rows of an expert as travel and are computed together; 0: some other number, which depends on all rows.
     Chunks share a pass only where no chunk's rows are divided."""
-    are_rows_alike: bool = False
-    """Experts compute a row to the same bits beside any other rows, if there are `LEAST_ROWS`."""
     computed_by: str = ""
     """The system and the devices that compute rows, in words: other ones may give other bits."""
 
@@ -56,15 +51,11 @@ class Cuts(NamedTuple):
     """Tokens of a block."""
     together: int
     """Most tokens of blocks that are read in one pass, sharing each layer's experts; 0: each in a pass of its own."""
-    uncut: bool = False
-    """Passes need not be cut at blocks: see `checkpoint.fixed_shapes`."""
 
 
-def cuts_of(config: PreTrainedConfig, keeping: KVKeeping, chunk: int, by_itself: bool, uncut: bool = False) -> Cuts:
+def cuts_of(config: PreTrainedConfig, keeping: KVKeeping, chunk: int, by_itself: bool) -> Cuts:
     """`chunk`: most tokens of a prompt that are read while others are answered; 0: no bound. `by_itself`: each pass
-    reads one block, since something looks at its gates. `uncut`: see `Cuts`."""
-    if uncut:
-        return Cuts(UNCUT_BLOCK, 0, True)
+    reads one block, since something looks at its gates."""
     can_share = are_rows_only(config) and not by_itself
     block = min(SMALL_BLOCK, chunk or SMALL_BLOCK)
     together = keeping.rows_at_once // block * block if can_share else 0
@@ -72,9 +63,9 @@ def cuts_of(config: PreTrainedConfig, keeping: KVKeeping, chunk: int, by_itself:
 
 
 class KeptPrompts:
-    """Of one main node. `keeping`: None, and nothing is kept. `model`: its experts must be dispatched afterwards.
-    `chunk`, `by_itself`: see `cuts_of`. `rotates_by_length`: keys depend on the length of the prompt. `identity`: on
-    what the bits of a row depend beside tokens, device and libraries, in words.
+    """Of one main node. `keeping`: None, and nothing is kept. `chunk`, `by_itself`: see `cuts_of`. `rotates_by_length`:
+    keys depend on the length of the prompt. `identity`: on what the bits of a row depend beside tokens, device and
+    libraries, in words.
 
     Raises ConfigError for a directory that cannot be used.
     """
@@ -82,31 +73,27 @@ class KeptPrompts:
     def __init__(
         self,
         keeping: KVKeeping | None,
-        model: Any,
+        config: PreTrainedConfig,
+        device: torch.device,
         chunk: int,
         by_itself: bool,
         rotates_by_length: bool,
         identity: str,
     ) -> None:
-        config = model.config
         self.why_not = why_not_kept(config) if keeping is not None else ""
         """Why nothing is kept though it was asked for, in words."""
         if keeping is not None and rotates_by_length:
             self.why_not = f"{config.model_type} rotates keys by factors that depend on a prompt's length"
         self._prefix: PrefixCache | None = None
-        self._cuts = Cuts(0, 0)
+        self._together = 0
         self.chunk = chunk
         """`chunk`, in whole blocks."""
         if self.why_not:
             _log.warning("--kv-memory: nothing is kept of earlier prompts: %s", self.why_not)
         elif keeping is not None:
-            uncut = not by_itself and (not chunk or chunk >= _LEAST_CHUNK) and _is_indifferent(model, keeping)
-            self._cuts = cuts_of(config, keeping, chunk, by_itself, uncut)
-            self._prefix = _prefix_cache(keeping, self._cuts, config, model.device, identity)
-            self.chunk -= chunk % self._cuts.block
+            self._prefix, self._together = _prefix_cache(keeping, config, device, identity, chunk, by_itself)
+            self.chunk -= chunk % self._prefix.block
         self.is_on = self._prefix is not None
-        self.is_uncut = self._cuts.uncut
-        """No pass is cut at blocks."""
 
     @contextmanager
     def reading(self, request: Request) -> Iterator[PrefixReading]:
@@ -115,26 +102,20 @@ class KeptPrompts:
             raise RuntimeError("nothing is kept; ask is_on first")
         sequence = request.sequence
         with self._prefix.reading(sequence.prompt, find=request.prompt_scores is None) as reading:
-            request.cached_tokens, request.is_cut = reading.position, reading.is_long
+            request.cached_tokens, request.is_cut = reading.position, reading.is_cut
             if reading.cache is not None:
                 sequence.cache, reading.cache = reading.cache, None
             yield reading
 
     def most_tokens(self, request: Request, reading: PrefixReading) -> int:
-        """Of a pass: several blocks that share each layer's experts, or one; 0: any number."""
-        if self._cuts.uncut:
-            return 0
-        shared = self._cuts.together if request.prompt_scores is None else 0
+        """Of a pass: several blocks that share each layer's experts, or one."""
+        shared = self._together if request.prompt_scores is None else 0
         return max(reading.block, shared)
 
     def on_ended(self, request: Request) -> None:
         """Where an output of its passes may be wrong, so may be what is kept."""
         if request.is_doubted and self._prefix is not None:
             self._prefix.forget()
-
-    def is_fixed(self, request: Request) -> bool:
-        """Whether its passes have fixed shapes, so that no row depends on how they divide its prompt."""
-        return self._cuts.uncut and request.is_cut
 
     @property
     def nbytes(self) -> int:
@@ -151,31 +132,18 @@ class KeptPrompts:
             self._prefix.close()
 
 
-def _is_indifferent(model: Any, keeping: KVKeeping) -> bool:
-    """Whether passes need not be cut. If not, the model is as it was."""
-    if not (keeping.are_rows_alike and model.device.type == "cpu" and are_rows_only(model.config)):
-        return False
-    if not fixed_shapes.prepare(model):
-        return False
-    found = fixed_shapes.is_indifferent(model)
-    if not found:
-        fixed_shapes.restore(model)
-    return found
-
-
 def _prefix_cache(
-    keeping: KVKeeping, cuts: Cuts, config: PreTrainedConfig, device: torch.device, identity: str
-) -> PrefixCache:
-    """Raises ConfigError."""
-    disk = None
+    keeping: KVKeeping, config: PreTrainedConfig, device: torch.device, identity: str, chunk: int, by_itself: bool
+) -> tuple[PrefixCache, int]:
+    """Also `Cuts.together`. Raises ConfigError."""
+    cuts, disk = cuts_of(config, keeping, chunk, by_itself), None
     versions = f"torch {torch.__version__}, transformers {family.transformers_version()}"
     how = f"rows {keeping.rows_at_once}, together {bool(cuts.together)}, {torch.get_num_threads()} threads"
-    how = f"{keeping.computed_by}, {how}, uncut {cuts.uncut}"
+    how = f"{keeping.computed_by}, {how}"
     identity = f"{identity}, {device}, {versions}, {how}, blocks of {cuts.block}"
     if keeping.directory is not None:
         from checkpoint.kv_files import KVDirectory
 
         disk = KVDirectory(keeping.directory, keeping.disk_bytes, identity)
     store = BlockStore[KVBlock](keeping.memory_bytes)
-    least = fixed_shapes.LEAST_ROWS if cuts.uncut else 1
-    return PrefixCache(store, cuts.block, config, device, identity, disk, least)
+    return PrefixCache(store, cuts.block, config, device, identity, disk), cuts.together

@@ -15,7 +15,6 @@ from checkpoint import family, kv
 from checkpoint.dense import dispatch_experts, load_dense
 from checkpoint.devices.names import accelerator_name
 from checkpoint.devices.transfer import to_host, token_ids
-from checkpoint.fixed_shapes import LEAST_ROWS, fixed_shapes
 from checkpoint.generation.own_path import OwnPath
 from checkpoint.generation.rotary import Rotary
 from checkpoint.linear_batch import at_once, batch_linear
@@ -60,8 +59,6 @@ class _Current:
     cache: Any
     in_block: bool
     scores: PromptScores | None
-    least_rows: int = 1
-    """Rows in which an expert computes, at least."""
     whole: int = 0
     """Tokens of which it reads a chunk, with those before; 0: it reads no chunk."""
 
@@ -107,7 +104,7 @@ class MainNode:
         chunk = sharing.prefill_chunk if kv.continues(self.model.config) and self._rotary.chunks else 0
         about = f"{store.manifest.model_digest}, {store.manifest.dtype}, {self.device_text}, kernel {self.kernel}"
         watched, by_length = needs_watch(engine.core.strategy), self._rotary.by_length
-        self.kept = KeptPrompts(sharing.keeping, self.model, chunk, watched, by_length, about)
+        self.kept = KeptPrompts(sharing.keeping, self.model.config, self.device, chunk, watched, by_length, about)
         engine.checks.on_wrong_outputs = self.kept.forget
         self.steps = Steps(
             engine, sharing.launch_s, self.kept.chunk, sharing.batch_dense, self._leave, self.drafting.on_step_ended
@@ -155,8 +152,7 @@ class MainNode:
                 raise RuntimeError("the experts of a model belong to a pass; call MainNode.generate")
             if self._current.in_block:
                 return row_experts(layer, hidden, index, weights)
-            visit, least = self._current.visit._replace(layer=layer), self._current.least_rows
-            return self.experts.compute(visit, hidden, index, weights, least_rows=least)
+            return self.experts.compute(self._current.visit._replace(layer=layer), hidden, index, weights)
 
         return experts
 
@@ -344,13 +340,10 @@ class MainNode:
         visit = t.Visit(request.number, position, 0)
         memory: PassMemory | None = None
         in_block = len(tokens) > 1 and not prefill
-        most, size, is_fixed = len(tokens), 0, False
+        most, size = len(tokens), 0
         if reading is not None:
-            if together := self.kept.most_tokens(request, reading):
-                size, most = reading.block, min(most, together)
-            is_fixed = self.kept.is_fixed(request)
+            size, most = reading.block, min(most, self.kept.most_tokens(request, reading))
         current = _Current(visit, request.sequence.cache, in_block, request.unread_scores)
-        current.least_rows = LEAST_ROWS if is_fixed else 1
 
         def enter(one: t.Pass) -> None:
             nonlocal memory
@@ -365,12 +358,9 @@ class MainNode:
                 return self._forward_block(request, tokens, visit)
             if 0 < size < one.tokens:
                 return self._forward_chunks(request, tokens[: one.tokens], visit, size, one.tokens == len(tokens))
-            with fixed_shapes() if is_fixed else contextlib.nullcontext():
-                return self._forward(request, tokens[: one.tokens], last=one.tokens == len(tokens))
+            return self._forward(request, tokens[: one.tokens], last=one.tokens == len(tokens))
 
-        job = PassJob(request, position, most, prefill, forward, enter)
-        job.least = LEAST_ROWS if is_fixed else 1
-        return job
+        return PassJob(request, position, most, prefill, forward, enter)
 
     def _report(self, request: Request, times: Times, finish: str, complete: bool) -> Report:
         weights, experts = self.weight_bytes, self.store.manifest.expert_bytes

@@ -41,8 +41,7 @@ class PrefixReading:
         self.position = 0
         self.cache: Any = None
         self.block = prefix.block
-        self.is_long = len(prompt) >= prefix.block + prefix.least
-        """It has a block that is kept."""
+        self.is_cut = len(prompt) > prefix.block
         self.chain: list[Key] = []
         """Blocks in use, from the first token on."""
         self._prefix, self._epoch = prefix, prefix.store.epoch
@@ -78,8 +77,7 @@ class PrefixReading:
 
 
 class PrefixCache:
-    """Thread-safe. `identity`: everything on which the bits of a row depend beside the tokens, in words. `least`:
-    tokens at a prompt's end that are always read."""
+    """Thread-safe. `identity`: everything on which the bits of a row depend beside the tokens, in words."""
 
     def __init__(
         self,
@@ -89,9 +87,8 @@ class PrefixCache:
         device: torch.device,
         identity: str,
         disk: KVDisk | None = None,
-        least: int = 1,
     ) -> None:
-        self.store, self.block, self.config, self.device, self.least = store, block, config, device, least
+        self.store, self.block, self.config, self.device = store, block, config, device
         self.tokens_found = 0
         """Tokens of prompts that were not read, so far."""
         self._root = key_of(b"", [*identity.encode(), block])
@@ -112,9 +109,9 @@ class PrefixCache:
                 self._disk.touch(reading.chain)
 
     def keys(self, prompt: Sequence[int]) -> Iterator[Key]:
-        """Of each block of a prompt that has `least` tokens after it."""
+        """Of each block of a prompt that has a token after it: the last token is always read."""
         key = self._root
-        for stop in range(self.block, len(prompt) - self.least + 1, self.block):
+        for stop in range(self.block, len(prompt), self.block):
             key = key_of(key, prompt[stop - self.block : stop])
             yield key
 

@@ -50,8 +50,6 @@ class PassJob:
         self.request = request
         self.position, self.tokens, self.prefill = position, tokens, prefill
         self.one = t.Pass(request.number, position, tokens, prefill)
-        self.least = 1
-        """Tokens of the last chunk, at least."""
         self.shared = 0
         """Passes in its step. 0: it has not begun."""
         self.rounded = False
@@ -299,8 +297,7 @@ class Steps:
                 first = room == bound
                 if not first and decoding and tokens > room:
                     continue
-                short = 0 < tokens - bound < job.least
-                tokens = bound - job.least if short else min(tokens, bound)
+                tokens = min(tokens, bound)
                 room -= tokens
             chosen.append((job, tokens))
         for job, tokens in chosen:

@@ -31,11 +31,9 @@ class RemoteExperts:
         weights: torch.Tensor,
         is_block: bool = False,
         chunks: tuple[int, ...] = (),
-        least_rows: int = 1,
     ) -> torch.Tensor:
         """One MoE layer, computed by the workers: hidden [T, H], index and weights [T, k] -> [T, H]. `is_block`: each
-        row is a pass of its own. `chunks`: of a prompt that is read in several, the chunk of each row. `least_rows`:
-        of an expert's computation; fewer are filled up.
+        row is a pass of its own. `chunks`: of a prompt that is read in several, the chunk of each row.
 
         While workers of other processes compute, the main model works for the predictor; those of this process compute
         on this thread afterwards. In lock-step, other requests' passes go on meanwhile. Raises RequestFailedError.
@@ -43,7 +41,7 @@ class RemoteExperts:
         layer = self._layer(visit, hidden, index, weights)
         if is_block:
             layer.is_block, layer.chosen = True, tuple(map(tuple, layer.index.tolist()))
-        layer.chunks, layer.least_rows = chunks, least_rows
+        layer.chunks = chunks
         if in_coroutine():  # then the step lends its thread
             self._run(visit, layer)
         else:

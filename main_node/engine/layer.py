@@ -77,8 +77,6 @@ class LayerWork:
         """Its rows are passes of their own."""
         self.chunks: tuple[int, ...] = ()
         """Of each row, the chunk of a prompt that it is in; empty: all are in one."""
-        self.least_rows = 1
-        """Of a computation. Fewer are filled up with the first, whose further outputs are left out."""
         self.reweigh: Reweigh | None = None
         """Routing weights where the router replaces the gate's choice."""
         self._like = hidden
@@ -87,8 +85,6 @@ class LayerWork:
         self._hidden: dict[int, torch.Tensor] = {}
         self._weights: dict[int, torch.Tensor] = {}
         self._outputs: dict[int, dict[int, torch.Tensor]] = {}
-        self._answered: dict[int, dict[int, int]] = {}
-        """Expert -> first row -> how many rows have outputs."""
         self._resident: frozenset[int] = frozenset()
         self._owed: set[int] = set()
         self.not_finite: dict[tuple[int, int], Source] = {}
@@ -163,10 +159,6 @@ class LayerWork:
         if command.stop - command.start < self._counts[expert]:
             rows = slice(command.start, command.stop)
             hidden, weights = hidden[rows], weights[rows]
-        count = command.stop - command.start
-        if count < self.least_rows:
-            filled = torch.tensor([*range(count), *[0] * (self.least_rows - count)])
-            hidden, weights = hidden[filled], weights[filled]
         return hidden, weights
 
     def passes_of(self, command: t.Compute) -> tuple[int, ...]:
@@ -180,9 +172,7 @@ class LayerWork:
         """A worker's answer [n, H]."""
         expert = command.expert.expert
         self._outputs.setdefault(expert, {})[command.start] = output
-        answered = self._answered.setdefault(expert, {})
-        answered[command.start] = command.stop - command.start
-        if expert in self._owed and sum(answered.values()) == self._counts[expert]:
+        if expert in self._owed and sum(map(len, self._outputs[expert].values())) == self._counts[expert]:
             self._owed.discard(expert)
             if not self._owed:
                 self._here = True
@@ -232,10 +222,7 @@ class LayerWork:
 
     def _output(self, expert: int) -> torch.Tensor:
         parts = self._outputs[expert]
-        starts = sorted(parts)
-        stops = [*starts[1:], self._counts[expert]]
-        own = [parts[start][: stop - start] for start, stop in zip(starts, stops, strict=True)]
-        output = torch.cat(own) if len(own) > 1 else own[0]
+        output = torch.cat([parts[start] for start in sorted(parts)]) if len(parts) > 1 else parts[0]
         return output if output.dtype == self._like.dtype else output.to(self._like)
 
 

@@ -7,14 +7,10 @@ import secrets
 from collections.abc import Callable
 from pathlib import Path
 
-import torch
-
 from checkpoint import kv
 from checkpoint.expert import ExpertArithmetic
 from checkpoint.family import config_from_dict, parse_dtype
-from checkpoint.fixed_shapes import ROWS_COMPARED, are_rows_alike
 from checkpoint.kernels import linear_of
-from checkpoint.native.parameters import ExpertParameters
 from checkpoint.sizes.message_limits import message_limits
 from checkpoint.store import ExpertStore
 from main_node.admission import Sharing
@@ -51,7 +47,6 @@ from wire.messages import PROTOCOL_VERSION, Hello
 from worker_node.form_choice import FormChoice, choose_forms, emulated_costs, settle_forms
 from worker_node.loaders.base import Loader
 from worker_node.loaders.make import make_loader
-from worker_node.loaders.mapped_store import MappedStore
 from worker_node.node import Worker
 from worker_node.worker_threads import WorkerThreads
 
@@ -168,26 +163,7 @@ def _keeping(settings: Settings, store: ExpertStore) -> KVKeeping | None:
     directory = None if settings.kv_disk is None else Path(settings.kv_disk).expanduser()
     workers = f"{settings.device_of('worker')}, smaller forms {settings.smaller_forms}"
     computed_by = f"{settings.system_config}, workers {workers}"
-    alike = not rows_travel(settings) and settings.kernel == "exact" and _are_rows_alike(store)
-    return KVKeeping(settings.kept_bytes, directory, settings.kv_disk_size, rows, alike, computed_by)
-
-
-def _are_rows_alike(store: ExpertStore) -> bool:
-    """Whether workers in this process compute a row to the same bits beside any other rows: one expert of the first and
-    of the last layer is asked."""
-    manifest, linear = store.manifest, linear_of("exact")
-    arithmetic = ExpertArithmetic(manifest.config, manifest.dtype, linear)
-    parameters = ExpertParameters(manifest, threads=torch.get_num_threads())
-    experts = MappedStore(store)
-    try:
-        for layer in {manifest.moe_layers[0], manifest.moe_layers[-1]}:
-            views = parameters.of(experts.blob(layer, 0), layer)
-            compute = arithmetic.bind(layer, views)
-            if not are_rows_alike(compute, *arithmetic.random_rows(layer, views, ROWS_COMPARED)):
-                return False
-        return True
-    finally:
-        experts.close()
+    return KVKeeping(settings.kept_bytes, directory, settings.kv_disk_size, rows, computed_by)
 
 
 def make_main(settings: Settings, store: ExpertStore, engine: Engine, shadow: ShadowStart | None) -> MainNode:

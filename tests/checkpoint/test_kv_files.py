@@ -29,7 +29,7 @@ def written(folder: Path, numbers: list[int], most_bytes: int = 1 << 20) -> list
     for number in numbers:
         directory.save(KEYS[number], block_of(number))
     directory.close()
-    return sorted(folder.iterdir(), key=lambda path: path.name)
+    return sorted(folder.glob("*.kv*"), key=lambda path: path.name)
 
 
 def test_a_block_comes_back_as_it_was(tmp_path: Path) -> None:
@@ -95,7 +95,7 @@ def test_what_is_forgotten_does_not_come_back(tmp_path: Path) -> None:
     directory.clear()
     assert directory.load(KEYS[0]) is None
     directory.close()
-    assert list(tmp_path.iterdir()) == []
+    assert list(tmp_path.glob("*.kv*")) == []
 
 
 def test_a_directory_has_one_user(tmp_path: Path) -> None:
@@ -104,3 +104,16 @@ def test_a_directory_has_one_user(tmp_path: Path) -> None:
         KVDirectory(tmp_path, 1 << 20, "model B")
     first.close()
     KVDirectory(tmp_path, 1 << 20, "model B").close()
+
+
+def test_without_locks_a_directory_is_used_unlocked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As on NFS without a lock manager."""
+
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr("checkpoint.kv_files.fcntl.flock", refuse)
+    KVDirectory(tmp_path, 1 << 20, "model A").close()
+    assert "cannot be locked (No locks available): let one main node use it" in caplog.text

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import itertools
 import random
 from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
 
 from checkpoint.kv_blocks import why_not_kept
@@ -28,9 +26,8 @@ NOT_KEPT = {
 
 
 def made(tiny: Any, **more: Any) -> EmbeddedCluster:
-    common = {"shadow": "none", "workers": 2, "threads": 1, "mini_batch": 4096}
-    fields = {**common, "kv_memory": "1GB", "prefill_chunk": BLOCK, **more}
-    return EmbeddedCluster(Settings(model=tiny.family, **fields), tiny.store)
+    fields = {"shadow": "none", "workers": 2, "threads": 1, "mini_batch": 4096, "kv_memory": "1GB"} | more
+    return EmbeddedCluster(Settings(model=tiny.family, prefill_chunk=BLOCK, **fields), tiny.store)
 
 
 def cold_answers(tiny: Any) -> list[tuple[list[int], list[torch.Tensor]]]:
@@ -73,23 +70,3 @@ def test_a_warm_answer_is_the_cold_one(family: str, tiny: Any, tmp_path: Path) -
         assert all(torch.equal(mine, one) for mine, one in zip(found, cold[-1][1], strict=True))
     finally:
         again.close()
-
-
-def test_a_warm_answer_is_the_cold_one_where_passes_are_not_cut(family: str, tiny: Any) -> None:
-    """One node, which forgets before each cold answer. Prompts go on at places that are no block's end."""
-    prompts = [(TURNS * 4)[:stop] for stop in (60, 93, 110)]
-    cluster = made(tiny, prefill_chunk=64)
-    try:
-        if not cluster.main.kept.is_uncut:
-            pytest.skip("its passes are cut, which the test above compares")
-        for before, prompt in itertools.pairwise(prompts):
-            cluster.main.kept.forget()
-            cold, logits = answers(cluster, prompt, TOKENS)
-            cluster.main.kept.forget()
-            answers(cluster, before, TOKENS)
-            warm, found = answers(cluster, prompt, TOKENS)
-            assert (warm.token_ids, cold.cached_tokens) == (cold.token_ids, 0)
-            assert warm.cached_tokens >= len(before) - 48
-            assert all(torch.equal(mine, one) for mine, one in zip(found, logits, strict=True))
-    finally:
-        cluster.close()

@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 import torch
 
-from checkpoint.fixed_shapes import LEAST_ROWS
 from main_node.answer import collect
 from support.nodes.exact import WHOLE, answers, answers_together
 
@@ -34,42 +33,12 @@ def test_a_warm_answer_has_the_tokens_of_transformers(embedded: Any, reference: 
     assert all(torch.equal(mine, one) for mine, one in zip(together[2].logits, logits, strict=True))
 
 
-def test_a_prompt_without_a_block_stays_exact(embedded: Any, reference: Any) -> None:
-    kept, plain = (embedded(shadow="none", **more, **WHOLE) for more in ({"kv_memory": "64MiB"}, {}))
-    prompt = reference("float32", 4, TOKENS).prompt[: BLOCK + LEAST_ROWS - 1]
-    (report, logits), (without, rows) = (answers(cluster, prompt, TOKENS) for cluster in (kept, plain))
-    assert (report.exact, report.token_ids) == (True, without.token_ids)
-    assert all(torch.equal(mine, row) for mine, row in zip(logits, rows, strict=True))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_passes_are_not_cut_where_rows_are_alike(embedded: Any, reference: Any, dtype: str) -> None:
-    """Prompts that go on at several places, one after the other and at once, in chunks of 64 tokens: each answer has
-    the bits of one that is read as a whole, by a node that has read nothing else."""
-    tokens = reference("float32", 4, TOKENS).prompt
-    tokens = (tokens * (700 // len(tokens) + 1))[:700]
-    prompts = [tokens[:stop] for stop in (70, 111, 112, 300, 571, 700)]
-    common = {"shadow": "none", "kv_memory": "64MiB", "prefill_chunk": 2 * BLOCK, "dtype": dtype} | WHOLE
-    warm, cold = embedded(**common), embedded(**common)
-    if not warm.main.kept.is_uncut:
-        pytest.skip("this machine's products differ with the number of rows")
-    expected = []
-    for prompt in prompts:
-        cold.main.kept.forget()
-        expected.append(answers(cold, prompt, 3))
-        assert (expected[-1][0].cached_tokens, expected[-1][0].prefill_passes) == (0, 1)
-    for prompt, (report, logits) in zip(prompts, expected, strict=True):
-        mine, found = answers(warm, prompt, 3)
-        assert (mine.token_ids, mine.prefill_passes) == (report.token_ids, 1)
-        assert all(torch.equal(one, other) for one, other in zip(found, logits, strict=True))
-        most = len(prompt) - LEAST_ROWS
-        assert prompt == prompts[0] or 0 < mine.cached_tokens <= most
-    warm.main.kept.forget()
-    together = answers_together(warm.main, prompts, [3] * len(prompts))
-    for one, (report, logits) in zip(together, expected, strict=True):
-        assert one.tokens == report.token_ids
-        assert all(torch.equal(mine, other) for mine, other in zip(one.logits, logits, strict=True))
+def test_a_prompt_within_a_block_stays_exact(embedded: Any, reference: Any) -> None:
+    cluster = embedded(shadow="none", kv_memory="64MiB", **WHOLE)
+    one = reference("float32", 0, TOKENS)
+    report, logits = answers(cluster, one.prompt, TOKENS)
+    assert (report.exact, report.token_ids) == (True, one.tokens)
+    assert all(torch.equal(mine, row) for mine, row in zip(logits, one.logits, strict=True))
 
 
 @pytest.mark.slow
