@@ -14,7 +14,7 @@ from checkpoint.store import ExpertStore
 from main_node.shape import model_shape
 from odmoe.clusters.devices import check_devices
 from odmoe.clusters.memory.budget import MemoryBudget, memory_budget, rows_at_once, rows_travel
-from odmoe.clusters.memory.slots import SHARE, WORKERS_SHARE, slot_memory
+from odmoe.clusters.memory.slots import slot_memory
 from odmoe.settings.declarations import CUDA
 from odmoe.settings.settings import Settings
 from odmoe.settings.units import AUTO_SLOTS, parse_memory
@@ -135,11 +135,14 @@ def resources(settings: Settings, store: ExpertStore, workers_here: int | None =
 
 def _slots_in_free_memory(settings: Settings, store: ExpertStore, forms: tuple[str, ...], workers_here: int) -> int:
     """Slots of each of the workers on this machine, with --slots auto: at least one."""
-    cached = caches(settings.system_config)
-    share = WORKERS_SHARE if cached and settings.uses_existing_ray else SHARE
-    room = slot_memory(_device(settings), workers_here, share) - _restoring_bytes(settings, store, forms)
-    most = _share(settings, store) if cached else AUTO_SLOTS
+    most = _share(settings, store) if caches(settings.system_config) else AUTO_SLOTS
+    room = _free_room(settings, store, forms, workers_here)
     return max(1, min(most, room // max(map(store.manifest.form_bytes, forms))))
+
+
+def _free_room(settings: Settings, store: ExpertStore, forms: tuple[str, ...], workers_here: int) -> int:
+    """Bytes for the slots of each of the workers on this machine, of its free memory."""
+    return slot_memory(_device(settings), workers_here) - _restoring_bytes(settings, store, forms)
 
 
 def with_precision(settings: Settings, store: ExpertStore) -> Settings:
@@ -154,6 +157,8 @@ def with_precision(settings: Settings, store: ExpertStore) -> Settings:
     manifest = store.manifest
     if (memory := _expert_memory(settings, store)) is not None:
         room = _slot_room(memory, settings, store, (FULL,))
+    elif settings.slots == "auto" and not keeps_all(system):
+        room = _free_room(settings, store, (FULL,), settings.workers)
     else:
         room = _given_slots(settings, store) * max(_form_bytes(store, form) for form in forms)
         room -= _restoring_bytes(settings, store, (FULL,))

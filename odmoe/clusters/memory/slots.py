@@ -6,17 +6,16 @@ from functools import cache
 
 from worker_node.loaders.slab import available_memory
 
-SHARE, WORKERS_SHARE = 0.5, 0.8
-"""Of the memory that is free. The rest is for rows and outputs, and on a CPU for the other nodes of the machine: a host
-of workers (`WORKERS_SHARE`) has none."""
+SHARE = 0.5
+"""Of the memory that is free. The rest is for rows and outputs, and on a CPU for the other nodes of the machine."""
 
 
-def slot_memory(device: str, workers: int, share: float = SHARE) -> int:
+def slot_memory(device: str, workers: int) -> int:
     """Bytes for the slots of each of the `workers` that share this machine's `device`, as torch names it.
 
     Raises LaunchError where the kernel does not report the memory.
     """
-    return int(_free(device) * share) // workers
+    return int(_free(device) * SHARE) // workers
 
 
 @cache

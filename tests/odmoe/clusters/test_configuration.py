@@ -119,7 +119,7 @@ MIB = 1 << 20
         (1 << 40, {"residency": "lru"}, None, 8),  # all of the model's 64 experts, an eighth each
         (1 << 40, {"residency": "lru", "cluster": "auto"}, 1, 64),
         (22 * MIB, {"residency": "lru", "workers": 1}, None, 17),  # half of it
-        (20 * MIB, {"residency": "lru", "cluster": "auto"}, 2, 12),  # 80 % of it, for each of two half of that
+        (20 * MIB, {"residency": "lru", "cluster": "auto"}, 2, 7),  # half of it, for each of two half of that
         (0, {"residency": "lru"}, None, 1),
         (22 * MIB, {}, None, 2),  # half of it for 16 of the demo model's experts of 0.66 MB
         (20 * MIB, {}, None, 1),
@@ -178,6 +178,7 @@ BUDGET = {"workers": 1, "device_memory": "100%"}
         ({"system": "fully-cached", "precision": "int4"}, "int4"),
         ({"system": "fate", "cluster": "auto", "slots": 640}, "popular"),  # of how many workers?
         ({"system": "fate"}, "popular"),
+        ({"system": "fate", "slots": "auto"}, "full"),
     ],
     ids=str,
 )
