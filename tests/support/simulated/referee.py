@@ -13,6 +13,7 @@ from typing import Any
 
 from odmoe.settings.settings import Settings
 from scheduler import types as t
+from scheduler.core.state import InconsistentStateError
 from scheduler.errors import NonFiniteError, ODMoEError, RequestCancelledError
 from support.simulated.baton import Task, Violation
 from support.simulated.hosts import Host, Made
@@ -23,6 +24,8 @@ BOUND_S = WORKER_S + 3 * ANSWER_S + PREDICTIONS_S + 1.0
 """From the last progress to the end: `Deadlines.stall_s`, the wait for the last predictions, and a second for looks
 and for turns."""
 LOOK_S = 0.25
+HANDLER_FAILED = "handling a message of"
+"""In the reason for a loss: an exception that is not of our tree, on a stream's thread."""
 BACK_S = 20.0
 """The longest pause of the reconnector after losses, 16 s, and an attempt."""
 VALIDATED = 4
@@ -53,8 +56,9 @@ class Referee:
         """Raises Violation."""
         try:
             trace = self.world.run(lambda world: self._play())
-        except Violation as error:
-            told = Violation(f"{error}\n{self.plan}")
+        except Exception as error:
+            what = str(error) if isinstance(error, Violation) else repr(error)
+            told = Violation(f"{what}\n{self.plan}")
             told.trace = self._baton.trace
             raise told from error
         baton = self._baton
@@ -76,6 +80,8 @@ class Referee:
             raise Violation(f"{', '.join(lost)} was lost, though nothing was wrong: {self._why_lost()}")
         heal(world)
         self._await(tasks)
+        if HANDLER_FAILED in (why := self._why_lost()):
+            raise Violation(f"a node's own code failed at a message: {why}")
         self._nothing_left()
         self._one_right_answer()
         self._nothing_left()
@@ -145,12 +151,16 @@ class Referee:
         if error is None:
             if client.fate == "end" and got.tokens != expected:
                 raise Violation(f"{name} got {got.tokens} of {expected}, and no error")
+            if client.fate == "end" and (got.report is None or list(got.report.token_ids) != expected):
+                raise Violation(f"{name} got a report of other tokens than {expected}: {got.report}")
             return
         if not isinstance(error, ODMoEError):
             raise Violation(f"{name} got {error!r}, which is not of our tree") from error
         self._errors.append(f"{type(error).__name__}: {error}")
         if isinstance(error, NonFiniteError):
             raise Violation(f"{name} is told that the model is wrong, which it is not: {error}")
+        if isinstance(error, RequestCancelledError) and client.fate == "end":
+            raise Violation(f"{name} was cancelled, and has not asked for that: {error}")
         if not (isinstance(error, RequestCancelledError) or "worker" in str(error)):
             raise Violation(f"{name} is not told whose fault it is: {type(error).__name__}: {error}")
         if "defect" in str(error):
@@ -167,7 +177,10 @@ class Referee:
             self._progress = core.progress
             self._note()
         if self.plan.seed % VALIDATED == 0:
-            core.validate()
+            try:
+                core.validate()
+            except InconsistentStateError as error:  # a stream would take it for the peer's fault
+                self._baton.fail(error)
 
     def _why_lost(self) -> str:
         return "; ".join(self.world.main.engine.peers.membership.since(0)[1])

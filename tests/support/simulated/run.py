@@ -123,9 +123,11 @@ def main() -> int:
     with ProcessPoolExecutor(given.processes, mp_context=spawn) as pool:
         if given.defects is not None:
             names = [name for name in DEFECTS if not given.defects or any(part in name for part in given.defects)]
+            lines = []
             for line in pool.map(find, names, [given.seeds] * len(names)):
+                lines.append(line)
                 print(line, flush=True)
-            return 0
+            return any("NOT FOUND" in line or "OTHERWISE" in line for line in lines)
         list(pool.map(_outcome, range(given.processes)))  # models are made
         began, errors, tokens, violations = time.monotonic(), Counter[str](), 0, 0
         for outcome in pool.map(_outcome, range(given.first, given.first + given.seeds), chunksize=10):
