@@ -16,8 +16,8 @@ FROZEN_S = (0.5, 5.0)
 """How long a frozen node stands still: below and above the silence after which it counts as lost."""
 SLOW_S, RUNS_S, STANDS_S = 3.0, 0.02, 0.08
 """A slowed node runs a fifth of this time, in turns of these lengths."""
-AGAIN_S = 0.3
-"""Between two kills of a worker that is killed as often as it comes back."""
+AGAIN_S, RETURN_S = 0.3, 60.0
+"""Between two looks whether a worker that is killed as often as it comes back is back, and the longest wait for it."""
 KILLS = 3
 
 
@@ -36,7 +36,7 @@ class Victims(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """`strike` names whom it hit, and returns once the fault is over; nodes may come back later."""
+    """`strike` names whom it hit, empty for nobody, and returns once the fault is over; nodes may come back later."""
 
     name: str
     about: str
@@ -66,31 +66,32 @@ def _freeze(names: Callable[[Victims, random.Random], Sequence[str]]) -> Callabl
 
 
 def _slow(victims: Victims, rng: random.Random) -> str:
-    name, end, again = rng.choice(victims.workers()), time.monotonic() + SLOW_S, False
-    while time.monotonic() < end and victims.send(name, signal.SIGSTOP, again):
+    name, end, again = ", ".join(_some(1)(victims, rng)), time.monotonic() + SLOW_S, False
+    while name and time.monotonic() < end and victims.send(name, signal.SIGSTOP, again):
         again = True
         try:
             time.sleep(STANDS_S)
         finally:
             victims.send(name, signal.SIGCONT, again=True)
         time.sleep(RUNS_S)
-    return name
+    return name if again else ""
 
 
 def _kill_again(victims: Victims, rng: random.Random) -> str:
-    name = rng.choice(victims.workers())
-    for _ in range(KILLS):
-        victims.send(name, signal.SIGKILL)
+    name, kills, end = ", ".join(_some(1)(victims, rng)), 0, time.monotonic() + RETURN_S
+    while name and kills < KILLS and time.monotonic() < end:
+        if victims.send(name, signal.SIGKILL):
+            kills, end = kills + 1, time.monotonic() + RETURN_S
         time.sleep(AGAIN_S)
-    return name
+    return name if kills else ""
 
 
-def _one(victims: Victims, rng: random.Random) -> list[str]:
-    return [rng.choice(victims.workers())]
+def _some(count: int) -> Callable[[Victims, random.Random], list[str]]:
+    def names(victims: Victims, rng: random.Random) -> list[str]:
+        workers = victims.workers()
+        return rng.sample(workers, min(count, len(workers)))
 
-
-def _two(victims: Victims, rng: random.Random) -> list[str]:
-    return rng.sample(victims.workers(), min(2, len(victims.workers())))
+    return names
 
 
 def _all(victims: Victims, rng: random.Random) -> list[str]:
@@ -98,7 +99,8 @@ def _all(victims: Victims, rng: random.Random) -> list[str]:
 
 
 def _leave(victims: Victims, rng: random.Random) -> str:
-    return f"{victims.leave()} answers"
+    left = victims.leave()
+    return f"{left} answers" if left else ""
 
 
 def _named(name: str) -> Callable[[Victims, random.Random], Sequence[str]]:
@@ -108,11 +110,11 @@ def _named(name: str) -> Callable[[Victims, random.Random], Sequence[str]]:
 FAULTS = {
     fault.name: fault
     for fault in (
-        Fault("worker-killed", "SIGKILL to one worker", _kill(_one)),
-        Fault("two-killed", "SIGKILL to two workers at once", _kill(_two)),
+        Fault("worker-killed", "SIGKILL to one worker", _kill(_some(1))),
+        Fault("two-killed", "SIGKILL to two workers at once", _kill(_some(2))),
         Fault("all-killed", "SIGKILL to every worker", _kill(_all)),
         Fault("worker-flaps", "SIGKILL to one worker, three times, each as it is back", _kill_again),
-        Fault("worker-frozen", "SIGSTOP to one worker for .5 to 5 s", _freeze(_one)),
+        Fault("worker-frozen", "SIGSTOP to one worker for .5 to 5 s", _freeze(_some(1))),
         Fault("all-frozen", "SIGSTOP to every worker for .5 to 5 s", _freeze(_all)),
         Fault("worker-slow", "one worker stands still four fifths of 3 s", _slow),
         Fault("shadow-killed", "SIGKILL to the shadow", _kill(_named(SHADOW)), "shadow"),

@@ -61,6 +61,11 @@ class Outcome:
         wanted = self.prompt.expected[: self.count if whole else len(self.tokens)]
         return self.tokens != wanted
 
+    def stalled_s(self, from_first: bool) -> float:
+        """Seconds of the longest time without progress. `from_first`: after the first token."""
+        gaps = pairwise(self.times[from_first:])
+        return max((later - before for before, later in gaps), default=0.0)
+
     def longest_pause(self, since: float, until: float) -> float:
         """Seconds between two tokens, or between the last and the end, of those that overlap the time given. The first
         token, which waits for a place and the prompt, does not count."""
@@ -95,8 +100,9 @@ class Load:
         return max((now - one.times[-1] for one in self.under_way()), default=0.0)
 
     def leave(self) -> int:
-        """Every client leaves its answer, from another thread, as where its connection ends."""
-        found = self.under_way()
+        """Every client leaves its answer, from another thread, as if its connection ended. A wrong request goes on
+        until it is refused. Returns how many left."""
+        found = [one for one in self.under_way() if one.prompt is not None]
         for one in found:
             one.left = True
             if one.answer is not None:

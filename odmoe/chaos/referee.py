@@ -85,8 +85,12 @@ def judge(
     seconds: float,
     hanging: int,
     missing: Sequence[str],
+    bound_s: float,
+    waits_for_place: bool = False,
 ) -> Verdict:
-    """`hanging`: requests that were open beyond their bound. `missing`: nodes that did not come back at the end."""
+    """`hanging`: requests that were open beyond their bound. `missing`: nodes that did not come back at the end.
+    `bound_s`: the longest time without progress. `waits_for_place`: there were more clients than requests that are
+    answered at once, so the time to the first token has no bound."""
     usage = {name: _ratios(before.usage[name], after.usage[name]) for name in before.usage if name in after.usage}
     wrong = [one for one in outcomes if one.prompt is None]
     right = [one for one in outcomes if one.prompt is not None]
@@ -94,6 +98,7 @@ def judge(
         *_changed(outcomes),
         *(f"{one.fault} of {one.victim}: {', '.join(one.missing)} not back" for one in strikes if one.missing),
         *([f"{hanging} requests were open beyond their bound"] if hanging else []),
+        *_late(outcomes, bound_s, waits_for_place),
         *([f"at the end these nodes do not serve: {', '.join(missing)}"] if missing else []),
         *([f"{after.changed} of {len(after.outcomes)} answers were wrong after all faults"] if after.changed else []),
         *(f"a wrong request was answered: {one.tokens}" for one in wrong if one.error is None and not one.defect),
@@ -121,6 +126,12 @@ def _changed(outcomes: Sequence[Outcome]) -> list[str]:
     if len(changed) > SHOWN:
         found.append(f"{len(changed)} answers had other tokens than without faults")
     return found + [f"an error without a type: {one.defect}" for one in outcomes if one.defect][:SHOWN]
+
+
+def _late(outcomes: Sequence[Outcome], bound_s: float, waits_for_place: bool) -> list[str]:
+    longest = [gap for one in outcomes if (gap := one.stalled_s(from_first=waits_for_place)) > bound_s]
+    found = [f"a request had no progress for {gap:.1f} s; its bound is {bound_s:g} s" for gap in longest[:SHOWN]]
+    return [*found, *([f"{len(longest)} requests were beyond that bound"] if len(longest) > SHOWN else [])]
 
 
 def _ratios(before: Usage, after: Usage) -> dict[str, float]:

@@ -40,6 +40,8 @@ class Plan:
     clients: int = 2
     requests: int | None = None
     worker_wait_s: float = 60.0
+    places: int = 8
+    """Requests that are answered at once."""
 
     @property
     def bound_s(self) -> float:
@@ -95,9 +97,20 @@ class Disturbance:
         say("answers after the faults")
         late = self._wait_until_whole()
         after = self._calm(prompts, plan.bound_s)
-        return judge(load.outcomes, self.strikes, before, after, seconds=seconds, hanging=hanging, missing=late)
+        return judge(
+            load.outcomes,
+            self.strikes,
+            before,
+            after,
+            seconds=seconds,
+            hanging=hanging,
+            missing=late,
+            bound_s=plan.bound_s,
+            waits_for_place=plan.clients > plan.places,
+        )
 
     def _disturb(self, plan: Plan, load: Load, began: float, say: Say) -> None:
+        """Ends early if a node does not come back. A fault that hit nobody is none."""
         rng = random.Random(plan.seed)
         while not self._is_over(plan, load, began):
             done = f"{len(self.strikes)} faults, {len(load.outcomes)} answers, {time.monotonic() - began:.0f} s"
@@ -111,10 +124,14 @@ class Disturbance:
             at = time.monotonic()
             victim = fault.strike(self._nodes, rng)
             over = time.monotonic()
-            say(f"{done}: {fault.name} of {victim}, until all nodes serve")
-            time.sleep(NOTICED_S)
+            if victim:
+                say(f"{done}: {fault.name} of {victim}, until all nodes serve")
+                time.sleep(NOTICED_S)
             missing = self._wait_until_whole()
-            self.strikes.append(Strike(fault.name, victim, at, over, time.monotonic(), tuple(missing)))
+            if victim:
+                self.strikes.append(Strike(fault.name, victim, at, over, time.monotonic(), tuple(missing)))
+            if missing:  # the referee names them; more faults would tell nothing
+                return
 
     def _is_over(self, plan: Plan, load: Load, began: float) -> bool:
         enough = plan.requests is not None and len(load.outcomes) >= plan.requests

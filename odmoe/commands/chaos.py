@@ -145,6 +145,7 @@ def _disturb(model: Model, asked: Chaos, terminal: Terminal) -> Any:
         asked.clients,
         asked.requests,
         served.worker_wait,
+        served.parallel,
     )
     nodes = ClusterNodes(cluster, NodeProcesses(cluster, not lasts))
     prompts, wrong = prompts_of(model.opened, asked.tokens), [5] * (model.opened.context + 1)

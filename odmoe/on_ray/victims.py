@@ -32,30 +32,39 @@ class NodeProcesses:
         return self._cluster.nodes()
 
     def workers(self) -> list[str]:
-        return [name for name in map(_name_of, self.rows()) if name.startswith("worker")]
+        """Empty while the main node is away."""
+        try:
+            return [name for name in map(_name_of, self.rows()) if name.startswith("worker")]
+        except ODMoEError:
+            return []
 
     def missing(self) -> list[str]:
-        """Nodes that do not serve just now."""
+        """Nodes that do not serve just now. A main node that starts again has no rows yet."""
         try:
-            return [_name_of(row) for row in self.rows() if row["state"] != "ready"]
+            rows = self.rows()
         except ODMoEError:
             return [MAIN]
+        return [_name_of(row) for row in rows if row["state"] != "ready"] if rows else [MAIN]
 
     def send(self, name: str, number: signal.Signals, again: bool = False) -> bool:
         try:
             if not again:
                 self._last[name] = self._cluster.pid(name), self._host(name)
             pid, host = self._last[name]
-            self._on(host, os.kill, pid, number)
+            self._on(host, _signal, pid, number)
         except (ODMoEError, ProcessLookupError, KeyError, StopIteration, ValueError):
             return False
         return True
 
     def usage(self) -> dict[str, Usage]:
-        """Of every node that is there."""
+        """Of every node that is there. Empty while the main node is away."""
         found: dict[str, Usage] = {}
-        for name in [MAIN, *map(_name_of, self.rows())]:
-            with contextlib.suppress(ODMoEError, ValueError):
+        try:
+            names = [MAIN, *map(_name_of, self.rows())]
+        except ODMoEError:
+            return found
+        for name in names:
+            with contextlib.suppress(ODMoEError, ValueError, StopIteration):
                 one = self._on(self._host(name), usage_of, self._cluster.pid(name))
                 if one is not None:
                     found[name] = one
@@ -72,6 +81,11 @@ class NodeProcesses:
             return call(*args)
         task = ray.remote(call).options(num_cpus=0, max_retries=0, resources={f"node:{host}": TOUCH})
         return get(task.remote(*args), CONTROL_S, host)
+
+
+def _signal(pid: int, number: signal.Signals) -> None:
+    """Ray takes no builtin such as `os.kill` for a task."""
+    os.kill(pid, number)
 
 
 def _name_of(row: dict[str, Any]) -> str:

@@ -22,10 +22,12 @@ class Sleepers:
     """A process for each node, as `NodeProcesses` reaches them; killed ones come back at once."""
 
     def __init__(self) -> None:
-        self.left = 0
+        self.left, self.away = 0, 0
+        """`away`: so many signals find nobody after a kill."""
         self.nodes = {name: self._start() for name in ("worker 0", "worker 1", "worker 2", SHADOW, MAIN)}
         self.first = dict(self.nodes)
         self.sent: list[tuple[str, signal.Signals]] = []
+        self._absent = 0
 
     def _start(self) -> subprocess.Popen[bytes]:
         return subprocess.Popen(["sleep", "60"])
@@ -34,12 +36,16 @@ class Sleepers:
         return ["worker 0", "worker 1", "worker 2"]
 
     def send(self, name: str, number: signal.Signals, again: bool = False) -> bool:
+        if self._absent:
+            self._absent -= 1
+            return False
         self.sent.append((name, number))
         process = self.nodes[name]
         os.kill(process.pid, number)
         if number == signal.SIGKILL:
             process.wait(10)
             self.nodes[name] = self._start()
+            self._absent = self.away
         return True
 
     def leave(self) -> int:
@@ -88,6 +94,28 @@ def test_who_is_hit(name: str, sleepers: Sleepers) -> None:
     sleepers.check_stopped([])
     assert all(victim in said for victim in [*sleepers.killed(), *hit])
     assert sleepers.left == (name == "clients-leave")
+
+
+def test_a_worker_that_flaps_is_killed_as_often_as_it_comes_back(
+    sleepers: Sleepers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sleepers.away = 4
+    assert FAULTS["worker-flaps"].strike(sleepers, random.Random(3)) in sleepers.workers()
+    assert [number for _, number in sleepers.sent] == [signal.SIGKILL] * 3
+    sleepers.away = 10**9
+    monkeypatch.setattr(faults, "RETURN_S", 0.1)
+    sleepers.sent.clear()
+    FAULTS["worker-flaps"].strike(sleepers, random.Random(3))
+    assert len(sleepers.sent) == 1
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_fault_without_a_victim_is_none(name: str, sleepers: Sleepers, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sleepers, "workers", list)
+    monkeypatch.setattr(sleepers, "send", lambda *given, **how: False)
+    monkeypatch.setattr(sleepers, "leave", lambda: 0)
+    monkeypatch.setattr(faults, "RETURN_S", 0.05)
+    assert FAULTS[name].strike(sleepers, random.Random(3)) == ""
 
 
 def test_every_fault_is_tried() -> None:

@@ -6,6 +6,7 @@ import contextlib
 import os
 import random
 import signal
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -14,7 +15,8 @@ import pytest
 
 from odmoe.chaos import load, run
 from odmoe.chaos.faults import Fault
-from odmoe.chaos.referee import Verdict
+from odmoe.chaos.load import Load, Outcome, Prompt
+from odmoe.chaos.referee import Calm, Verdict, judge
 from odmoe.chaos.run import Disturbance, Plan
 from odmoe.chaos.usage import Usage, usage_of
 from odmoe.commands.chaos import seconds_of
@@ -103,7 +105,7 @@ def disturb(world: World, monkeypatch: pytest.MonkeyPatch, **plan: Any) -> Verdi
     monkeypatch.setattr(run, "NOTICED_S", 0.02)
     monkeypatch.setattr(load, "PAUSE_S", 0.01)
     fault = Fault("struck", "", world.strike)
-    given: dict[str, Any] = {"faults": [fault], "worker_wait_s": 0.2, "requests": 40} | plan
+    given: dict[str, Any] = {"faults": [fault], "worker_wait_s": 5.0, "requests": 40} | plan
     return Disturbance(world, world.ask, PROMPTS, TOKENS, WRONG).run(Plan(5.0, **given))
 
 
@@ -151,11 +153,61 @@ def test_clients_that_all_leave_are_no_errors(monkeypatch: pytest.MonkeyPatch) -
     ],
 )
 def test_what_the_referee_finds(trouble: str, found: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    verdict = disturb(World(trouble), monkeypatch)
+    verdict = disturb(World(trouble), monkeypatch, worker_wait_s=0.2)
     assert any(found in one for one in verdict.violations), verdict.violations
     text = as_text(verdict)
     assert "NOT held" in text
     assert max(map(len, text.splitlines())) <= WIDTH
+
+
+def test_a_node_that_does_not_come_back_ends_the_faults(monkeypatch: pytest.MonkeyPatch) -> None:
+    verdict = disturb(World("gone"), monkeypatch, requests=10_000)
+    assert [cost.count for cost in verdict.costs] == [1]
+    assert "struck of worker 0: worker 0 not back" in verdict.violations
+    assert verdict.seconds < 4.0
+
+
+def test_a_fault_that_hit_nobody_is_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    verdict = disturb(World(), monkeypatch, faults=[Fault("missed", "", lambda victims, rng: "")])
+    assert (verdict.costs, verdict.violations) == ([], [])
+
+
+@pytest.mark.parametrize(
+    ("times", "waits_for_place", "found"),
+    [
+        ([0.0, 9.0, 18.0, 27.0], False, 0),
+        ([0.0, 1.0, 12.0, 13.0], True, 1),
+        ([0.0, 1.0, 2.0, 13.0], False, 1),
+        ([0.0, 11.0, 12.0, 13.0], False, 1),
+        ([0.0, 11.0, 12.0, 13.0], True, 0),
+    ],
+)
+def test_a_request_without_progress(times: list[float], waits_for_place: bool, found: int) -> None:
+    calm = Calm([], 1.0, {})
+    one = Outcome(Prompt([1], [2, 3]), 2, tokens=[2, 3], times=times)
+    how: dict[str, Any] = {"seconds": 30.0, "hanging": 0, "missing": [], "waits_for_place": waits_for_place}
+    violations = judge([one], [], calm, calm, bound_s=10.0, **how).violations
+    assert violations == ["a request had no progress for 11.0 s; its bound is 10 s"] * found
+
+
+def test_who_asks_wrongly_does_not_leave(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(load, "WRONG", 1.0)
+    monkeypatch.setattr(load, "PAUSE_S", 0.01)
+    asked, refuse = threading.Event(), threading.Event()
+
+    @contextlib.contextmanager
+    def ask(prompt: Sequence[int], count: int) -> Iterator[Any]:
+        asked.set()
+        assert refuse.wait(10)
+        raise RequestFailedError("too long")
+        yield
+
+    clients = Load(ask, [Prompt([1], [2])], 1, 0, WRONG)
+    assert asked.wait(10)
+    assert clients.leave() == 0
+    refuse.set()
+    assert clients.close(10) == 0
+    assert all(one.error == "RequestFailedError: too long" for one in clients.outcomes)
 
 
 def test_a_cluster_that_is_wrong_before_any_fault(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,81 @@
+"""Signals to the processes of a cluster's nodes, without Ray, and what is told while the main node is away."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import ray
+
+from odmoe.on_ray import victims
+from odmoe.on_ray.victims import NodeProcesses
+from scheduler.errors import LinkError
+
+WORKER = {"kind": "worker", "number": 0, "address": "10.0.0.7", "state": "ready"}
+
+
+class Cluster:
+    """`rows` None: the main node is away."""
+
+    def __init__(self, rows: list[dict[str, Any]] | None, pid: int = 0) -> None:
+        self.rows, self._pid = rows, pid
+
+    def nodes(self) -> list[dict[str, Any]]:
+        if self.rows is None:
+            raise LinkError("the main node died")
+        return self.rows
+
+    def pid(self, name: str) -> int:
+        return self._pid
+
+
+def processes(cluster: Cluster, here: bool = False) -> NodeProcesses:
+    return NodeProcesses(cluster, here)  # type: ignore[arg-type]
+
+
+def test_signal_and_usage_on_another_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ray itself must take what is sent; here it runs at once."""
+    asked: list[dict[str, float]] = []
+
+    def remote(call: Any) -> Any:
+        ray.remote(call)
+
+        def options(resources: dict[str, float], **given: Any) -> Any:
+            asked.append(resources)
+            return SimpleNamespace(remote=call)
+
+        return SimpleNamespace(options=options)
+
+    monkeypatch.setattr(victims, "ray", SimpleNamespace(remote=remote))
+    monkeypatch.setattr(victims, "get", lambda done, *rest: done)
+    process = subprocess.Popen(["sleep", "60"])
+    try:
+        found = processes(Cluster([WORKER], process.pid))
+        assert set(found.usage()) == {"main node", "worker 0"}
+        assert found.send("worker 0", signal.SIGKILL)
+        assert process.wait(10) == -signal.SIGKILL
+    finally:
+        process.kill()
+        process.wait(10)
+    assert asked == [{"node:10.0.0.7": victims.TOUCH}] * 2
+
+
+@pytest.mark.parametrize("rows", [None, []])
+def test_a_main_node_that_is_away(rows: list[dict[str, Any]] | None) -> None:
+    """One that starts again has no rows at first."""
+    found = processes(Cluster(rows, os.getpid()), here=True)
+    assert found.missing() == ["main node"]
+    assert found.workers() == []
+    assert set(found.usage()) == (set() if rows is None else {"main node"})
+
+
+def test_who_is_missing() -> None:
+    shadow = {"kind": "shadow", "number": 0, "address": "", "state": "starting"}
+    cluster = Cluster([WORKER, shadow])
+    assert processes(cluster).missing() == ["shadow"]
+    shadow["state"] = "ready"
+    assert processes(cluster).missing() == []
