@@ -17,7 +17,7 @@ SHELL := bash
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help env packages demo test world test-system test-slow figures format lint types stubs stubs-check lock dist clean python-check
+.PHONY: help env packages demo test fuzz world test-system test-slow figures format lint types stubs stubs-check lock dist clean python-check
 
 PIP_FLAGS := --disable-pip-version-check --no-input --root-user-action=ignore
 

@@ -15,6 +15,7 @@ DATES = {
     "odmoe/machines/certs.py",
     "odmoe/machines/preflight.py",  # clocks of two machines, compared
     "odmoe/machines/probe.py",
+    "odmoe/machines/status.py",  # days until certificates end
     "odmoe/serve/openai/chat.py",  # when an answer was made
     "odmoe/serve/openai/completions.py",
     "odmoe/serve/ollama/events.py",

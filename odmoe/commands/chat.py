@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Collection
 from contextlib import closing
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -93,17 +94,16 @@ def _local(flags: dict[str, Any], config: str | None, terminal: Terminal, use_te
     found = effective(given, config)
     settings = found.settings.keeping_prompts()
     check_start(settings, flag, "command")
-    most = settings.max_new_tokens if "max_new_tokens" in found.origin else None if use_template else PLAIN_TOKENS
+    options = _options(settings, found.origin, use_template)
     if settings.has_cluster_file:
         from odmoe.commands.over_ssh.chat import ClusterModel
 
-        options = {} if most is None else {"max_tokens": most}
         return ClusterModel(settings, terminal, options, use_template)
     check_early(settings)
     prepare_process(terminal.debug)
     if settings.memory is not None and not settings.uses_existing_ray:
         settings = settings.replace(parallel=1)  # --memory keeps room for the KV cache of one conversation
-    return LocalModel(settings, terminal, use_template, most)
+    return LocalModel(settings, terminal, use_template, options.get("max_tokens"))
 
 
 def _remote(flags: dict[str, Any], url: str, api_key: str | None, use_template: bool) -> ChatModel:
@@ -113,8 +113,12 @@ def _remote(flags: dict[str, Any], url: str, api_key: str | None, use_template: 
     if others:
         raise ConfigError(f"{flag(others[0])} is given with --url; it is the service's to say: leave it out")
     settings = Settings(flag, **{name: value for name, value in flags.items() if name in _FIELDS})
-    options = {_FIELDS[name]: getattr(settings, name) for name in flags if name in _FIELDS}
-    if not use_template:
-        options.setdefault("max_tokens", PLAIN_TOKENS)
+    options = _options(settings, flags, use_template)
     key = api_key or os.environ.get(API_KEY) or os.environ.get("OPENAI_API_KEY")
     return RemoteModel(url, key, flags.get("model", ""), options, use_template)
+
+
+def _options(settings: Settings, given: Collection[str], use_template: bool) -> dict[str, Any]:
+    """Fields of each request. `given`: names of settings; the service decides the others."""
+    options = {_FIELDS[name]: getattr(settings, name) for name in given if name in _FIELDS}
+    return options if use_template else {"max_tokens": PLAIN_TOKENS, **options}

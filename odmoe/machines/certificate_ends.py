@@ -21,14 +21,15 @@ def end_of(pem: str) -> datetime.datetime | None:
         return None
 
 
-def ends_text(ends: Mapping[str, datetime.datetime], file: str, now: datetime.datetime) -> str:
-    """Lines with the hosts, the day and the days left, the first to end first. `ends`: by a host's name. `file`: the
-    cluster's."""
+def ends_text(ends: Mapping[str, datetime.datetime], count: int, file: str, now: datetime.datetime) -> str:
+    """Lines with the hosts, the day and the days left, the first to end first. `ends`: by a host's name, of those that
+    gave theirs. `count`: of all hosts of the cluster. `file`: the cluster's."""
     days: dict[str, list[str]] = {}
     for name, end in sorted(ends.items(), key=lambda item: item[1]):
         days.setdefault(_until(end, file, now), []).append(name)
     if len(days) == 1 and len(ends) > 1:
-        days = {day: [f"all {len(ends)} hosts"] for day in days}
+        hosts = f"all {count} hosts" if len(ends) == count else f"{len(ends)} of {count} hosts gave theirs"
+        days = {day: [hosts] for day in days}
     return "".join(f"certificate: {', '.join(names)}: {day}\n" for day, names in days.items())
 
 

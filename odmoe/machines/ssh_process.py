@@ -73,8 +73,9 @@ class Remote:
 
     def send(self, text: str) -> None:
         """Write to standard input. If the command has ended, reading its output raises the error."""
-        with contextlib.suppress(OSError):
-            self.stdin.write(text.encode())
+        data = text.encode()
+        with contextlib.suppress(OSError, ValueError):  # ValueError: another thread has called `close`
+            self.stdin.write(data)
             self.stdin.flush()
 
     def lines(self, idle_s: float, until: float) -> Iterator[str]:

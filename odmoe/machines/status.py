@@ -138,4 +138,4 @@ def _below(found: dict[str, Any], file: Path) -> str:
     owner = next((row["owner"] for row in found["hosts"] if row["state"] != "occupied" and row.get("owner")), None)
     ends = {row["name"]: datetime.fromisoformat(end) for row in found["hosts"] if (end := row.get("certificate_end"))}
     owned = f"owner: {describe_owner(owner)}\n" if owner else ""
-    return error + owned + ends_text(ends, str(file), datetime.now(UTC))
+    return error + owned + ends_text(ends, len(found["hosts"]), str(file), datetime.now(UTC))

@@ -61,7 +61,7 @@ SYSTEMS: dict[str, Preset] = {
         "MoE-Infinity: request-level activation traces", SystemConfig("traces", "traces", prefill="pipelined")
     ),
     "eap": Preset(
-        "Expert activation path, as Fate's baseline: Fate's cache and forms",
+        "Expert activation path, with Fate's cache and forms",
         SystemConfig("path", "shallow-arc", precision="popular", prefill="pipelined"),
     ),
     "hobbit": Preset(

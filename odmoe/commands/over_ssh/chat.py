@@ -11,6 +11,7 @@ from queue import Empty, SimpleQueue
 from typing import Any
 
 from odmoe.api.checks import check_early
+from odmoe.api.options import options_from_settings
 from odmoe.commands.over_ssh.generate import bring_up
 from odmoe.commands.over_ssh.service_there import ServiceThere, request_of, started_there
 from odmoe.conversation.chat_model import Answer, Message
@@ -68,7 +69,7 @@ class ClusterModel:
         began: SimpleQueue[Path | HostError | OSError] = SimpleQueue()
         with ExitStack() as undo:
             there = undo.enter_context(started_there(self._cluster))
-            there.remote.send(request_of(self._settings, ServeSettings(), (key,), QUIET))
+            there.remote.send(request_of(_of_service(self._settings), ServeSettings(), (key,), QUIET))
             following = threading.Thread(target=_follow, args=(there, began), name="service", daemon=True)
             following.start()
             found = self._wait(began)
@@ -89,6 +90,13 @@ class ClusterModel:
         if not isinstance(found, Path):
             raise found
         return found
+
+
+def _of_service(settings: Settings) -> Settings:
+    """A service that draws takes OpenAI's defaults for what no request says, unless it has `sample`; a conversation
+    takes the model's own."""
+    draws = options_from_settings(settings)["sampling"].is_random
+    return settings.replace(sample=True) if draws else settings
 
 
 def _follow(there: ServiceThere, began: SimpleQueue[Path | HostError | OSError]) -> None:

@@ -32,7 +32,8 @@ SYSTEM = "od-moe"
 
 
 class ClusterPlan:
-    """Made when it is first asked for, in a thread: one simulation, of some tenths of a second."""
+    """Made when it is first asked for, in a thread: one simulation, of some tenths of a second. If that fails, the
+    next to ask has it tried again: the cause may have passed."""
 
     def __init__(self, service: Service) -> None:
         self._service = service
@@ -43,9 +44,11 @@ class ClusterPlan:
         """`memory`: bytes by role, a worker's without its slots, and of an `expert`; empty if none can be planned.
         `tokens_per_s` of one request, `hardware`: whose times; or None, and `why` not."""
         async with self._lock:
-            if self._made is None:
-                self._made = await asyncio.to_thread(self._make)
-            return self._made
+            if self._made is not None:
+                return self._made
+            found = await asyncio.to_thread(self._make)
+            self._made = found if found["memory"] else None
+            return found
 
     def _make(self) -> dict[str, Any]:
         service = self._service

@@ -20,7 +20,9 @@ from odmoe.settings.table import Table
 from scheduler.errors import ConfigError, LaunchError
 
 WIDER: dict[str, Any] = {
-    **dict.fromkeys(("store", "token_predictor", "tls", "trace", "record", "profile", "routes", "kv_disk"), File),
+    **dict.fromkeys(
+        ("store", "token_predictor", "tls", "trace", "record", "profile", "routes", "kv_disk", "policy_file"), File
+    ),
     **dict.fromkeys(("device_memory", "memory", "worker_memory", "kv_memory", "kv_disk_size"), Size),
     **dict.fromkeys(("load_bandwidth", "link"), Rate),
     "stop": str | Sequence[str],

@@ -21,6 +21,15 @@ def fields(section: str) -> set[str]:
     return set(re.findall(r"`([a-z_0-9]+)`", "\n".join(rows))) - {"null"}
 
 
+def compared(cli: CommandLine) -> set[str]:
+    """The fields of a comparison and of its points."""
+    small = ("--tokens", "2", "--prompt-tokens", "2", "--layers", "2", "--experts", "4", "--top-k", "1")
+    answer = cli("simulate", "--json", *small, "--compare", "lru", "--device-memory", "50%")
+    assert answer.code == 0, answer.err
+    found = json.loads(answer.out)
+    return set(found).union(*found["points"])
+
+
 @pytest.mark.usefixtures("short_plans", "few_visits")
 @pytest.mark.parametrize("command", ["generate", "simulate", "plan"])
 def test_every_field_is_explained_and_none_that_is_not_there(command: str, cli: CommandLine, demo: Path) -> None:
@@ -32,6 +41,8 @@ def test_every_field_is_explained_and_none_that_is_not_there(command: str, cli: 
     answer = cli(command, "--json", *arguments)
     assert answer.code == 0, answer.err
     printed, explained = set(json.loads(answer.out)), fields(f"odmoe {command}")
+    if command == "simulate":
+        printed |= compared(cli)
     assert printed <= explained, f"not explained: {sorted(printed - explained)}"
     more = {
         "generate": {"prompt"},  # with --prompts

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
 
+import pytest
+
 from odmoe.machines.certificate_ends import end_of, ends_text
 
 NOW = datetime(2026, 3, 1, 12, tzinfo=UTC)
@@ -19,14 +21,20 @@ def test_hosts_days_and_a_warning() -> None:
         "worker-3": NOW + timedelta(days=400, hours=2),
         "worker-4": NOW + timedelta(days=29, hours=23),
     }
-    assert ends_text(ends, "c.yaml", NOW).splitlines() == [
+    assert ends_text(ends, 6, "c.yaml", NOW).splitlines() == [
         "certificate: worker-1: expired on 2026-03-01; warning: odmoe up c.yaml renews it",
         "certificate: worker-0: until 2026-03-03, 1 day left; warning: odmoe up c.yaml renews it",
         "certificate: worker-4: until 2026-03-31, 29 days left; warning: odmoe up c.yaml renews it",
         "certificate: worker-2: until 2026-03-31, 30 days left",
         "certificate: main, worker-3: until 2027-04-05, 400 days left",
     ]
-    assert ends_text({}, "c.yaml", NOW) == ""
+    assert ends_text({}, 6, "c.yaml", NOW) == ""
+
+
+@pytest.mark.parametrize(("count", "hosts"), [(3, "all 3 hosts"), (4, "3 of 4 hosts gave theirs")])
+def test_a_host_without_an_answer_is_not_among_all(count: int, hosts: str) -> None:
+    ends = dict.fromkeys(("main", "worker-0", "worker-1"), NOW + timedelta(days=400))
+    assert ends_text(ends, count, "c.yaml", NOW) == f"certificate: {hosts}: until 2027-04-05, 400 days left\n"
 
 
 def test_what_is_no_certificate_has_no_end() -> None:

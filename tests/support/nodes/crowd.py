@@ -117,7 +117,7 @@ class Crowd:
         self._main.on_logits = lambda number, row: self._logits[number].append(row)
         try:
             engine.on_gate_fired = lambda visit, layer: self._fired(fired, visit, layer)  # type: ignore[method-assign]
-            experts.compute = lambda visit, *rest: self._compute(compute, visit, *rest)  # type: ignore[method-assign]
+            experts.compute = lambda visit, *rest, **how: self._compute(compute, visit, *rest, **how)  # type: ignore[method-assign]
             self._main._job = lambda request, *rest, **named: self._job(job(request, *rest, **named))  # type: ignore[method-assign]
             threads = [threading.Thread(target=self._visit, args=(one,), daemon=True) for one in self._visitors]
             for thread in threads:
@@ -143,12 +143,12 @@ class Crowd:
             answer.cancel()
         fired(visit, layer)
 
-    def _compute(self, compute: Any, visit: t.Visit, *rest: Any) -> Any:
+    def _compute(self, compute: Any, visit: t.Visit, *rest: Any, **how: Any) -> Any:
         if visit.request in self._broken:
             self._broken[visit.request] -= 1
             if self._broken[visit.request] < 0:
                 raise Broken("in its forward")
-        return compute(visit, *rest)
+        return compute(visit, *rest, **how)
 
     def _job(self, job: PassJob) -> PassJob:
         """Its thread is interrupted where it waits for the pass, at the drawn one."""

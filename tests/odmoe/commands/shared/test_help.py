@@ -121,6 +121,7 @@ def test_systems_and_policies_are_listed(cli: CommandLine) -> None:
         "importance",
         "fate",
         "mixtral-offloading",
+        "eap",
         "hobbit",
         "adapmoe",
     ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from typing import Any
 
@@ -9,7 +10,13 @@ import httpx2
 import pytest
 
 import odmoe
+from odmoe.serve.page.planned import ClusterPlan
+from scheduler.errors import LinkError
 from support.machines.http_service import DEMO, Served, demo_model, serving
+
+
+def _gone() -> Any:
+    raise LinkError("10.0.0.7 is gone")
 
 
 def planned(served: Served) -> dict[str, Any]:
@@ -39,19 +46,28 @@ def test_other_systems_have_no_speed(demo_store: Callable[[str], Any]) -> None:
 
 def test_a_cluster_that_cannot_be_asked_has_no_plan(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     """The page gets no name or place, which the log has."""
-    from odmoe.serve.page.planned import ClusterPlan
-    from scheduler.errors import LinkError
-
-    def fail() -> Any:
-        raise LinkError("10.0.0.7 is gone")
-
     told: list[str] = []
-    monkeypatch.setattr(served.service.model.cluster, "figures", fail)
+    monkeypatch.setattr(served.service.model.cluster, "figures", _gone)
     monkeypatch.setattr(served.service, "log_cause", told.append)
     found = ClusterPlan(served.service)._make()
     assert "log" in found["why"]
     assert "10.0.0.7" not in found["why"]
     assert "10.0.0.7" in told[0]
+
+
+def test_a_passing_failure_is_not_kept(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = ClusterPlan(served.service)
+
+    async def ask_thrice() -> list[dict[str, Any]]:
+        with monkeypatch.context() as lost:
+            lost.setattr(served.service.model.cluster, "figures", _gone)
+            lost.setattr(served.service, "log_cause", lambda text: None)
+            first = await plan.get()
+        return [first, await plan.get(), await plan.get()]
+
+    failed, made, again = asyncio.run(ask_thrice())
+    assert (failed["memory"], again is made) == ({}, True)
+    assert made["memory"] == planned(served)["memory"]
 
 
 @pytest.mark.slow
