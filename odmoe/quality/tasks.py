@@ -150,11 +150,15 @@ def _task(name: str, given: Mapping[str, Any], file: Path, encode: Encode, conte
     form, tokens = given["form"], given.get("tokens", TOKENS)
     with file.open(encoding="utf-8") as lines:
         rows = [json.loads(line) for line in islice(filter(str.strip, lines), given.get("items", ITEMS))]
+    if not rows:
+        raise _WrongError(f"{file.name} has no lines")
     items = []
     for row in rows:
         prompt = encode(_filled(given["prompt"], row), True)
         if form == "number":
-            number = final_answer(_filled(given["answer"], row))
+            answer = _filled(given["answer"], row)
+            if (number := final_answer(answer)) is None:
+                raise _WrongError(f"its right answer {answer!r:.80} has no number")
             items.append(Item(prompt[-max(1, context - tokens) :], [], number=number))
             continue
         texts = _options(given["options"], row) if form == "choice" else [_filled(given["answer"], row)]

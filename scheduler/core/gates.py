@@ -106,10 +106,16 @@ class GateTable:
             rows = iter(experts)
             if experts is not chosen:
                 routed = {event.visit: tuple(itertools.islice(rows, len(event.chosen))) for event in scored}
-        pairs = zip(opened, events, strict=True)
-        return [self._build_gate(one, event, routed.get(event.visit, event.chosen), present) for one, event in pairs]
+        counted: set[int] = set()
+        return [
+            self._build_gate(one, event, routed.get(event.visit, event.chosen), present, counted)
+            for one, event in zip(opened, events, strict=True)
+        ]
 
-    def _build_gate(self, opened: LayerVisit, event: t.GateFired, experts: Chosen, present: set[int]) -> Gate:
+    def _build_gate(
+        self, opened: LayerVisit, event: t.GateFired, experts: Chosen, present: set[int], counted: set[int]
+    ) -> Gate:
+        """`counted`: the misses of the step's gates before this one, to which its own are added."""
         chosen, changed = dict(event.rows), experts != event.chosen
         if changed:
             chosen = dict(sorted(Counter(itertools.chain.from_iterable(experts)).items()))
@@ -118,7 +124,9 @@ class GateTable:
             present = self._slots.present(opened.id.layer, opened.importance)
         here = tuple(expert for expert in chosen if expert in present)
         stats, prefilling = opened.request.stats, opened.request.prefilling
-        stats.gate(sum(chosen.values()), sum(chosen[expert] for expert in here), prefilling)
+        missed = set() if prefilling else chosen.keys() - present - counted
+        counted |= missed
+        stats.gate(sum(chosen.values()), sum(chosen[expert] for expert in here), len(missed), prefilling)
         if changed or self._reports_residents:
             self._commands.route(opened.id, experts if changed else (), here)
         return Gate(opened, event, chosen)

@@ -43,6 +43,9 @@ class RequestStats:
     """Experts that decoding's gates chose for each row, after the router."""
     present: int = 0
     """Of `named`, those whose bytes were in a slot when the gate fired, in a form that serves: the papers' hits."""
+    missed: int = 0
+    """Different experts that decoding's gates chose and that were not present. What several requests of a step choose
+    counts once, with the first of them."""
     host_calls: int = 0
     """Experts computed at a host place."""
     decode_host_calls: int = 0
@@ -73,11 +76,13 @@ class RequestStats:
         self.reused += 1
         self.decode_reused += not prefilling
 
-    def gate(self, named: int, present: int, prefilling: bool) -> None:
-        """`named`: the sum over all rows of the experts that compute a row; `present` of them were in slots."""
+    def gate(self, named: int, present: int, missed: int, prefilling: bool) -> None:
+        """`named`: the sum over all rows of the experts that compute a row; `present` of them were in slots. `missed`:
+        different experts that were not, less those that an earlier request of the step counts."""
         if not prefilling:
             self.named += named
             self.present += present
+            self.missed += missed
 
     def add_hosted(self, prefilling: bool) -> None:
         """An expert that the gate chose was computed at a host place."""

@@ -60,8 +60,8 @@ class Guarded:
         return call
 
 
-_SEVERAL = ("on_pass_begun", "on_gate_fired", "on_foreseen", "warm")
-"""Methods of a predictor, and `warm`, whose answers are read once."""
+_SEVERAL = ("on_pass_begun", "on_gate_fired", "on_foreseen", "warm", "host")
+"""Methods whose answers are read more than once, though a policy may give a generator."""
 
 
 class _Answers:

@@ -64,11 +64,13 @@ def load_policy_file(path: str, label: str = "--policy-file") -> None:
     former = _loaded.get(str(file)), remove_policies_of(file)
     try:
         _check(policies, systems, where)
-    except ConfigError:
+    except BaseException as error:
         if former[0] is not None:
             _loaded[str(file)] = former[0]
             _register(former[1])
-        raise
+        if isinstance(error, ConfigError) or not isinstance(error, Exception):
+            raise
+        raise ConfigError(f"{where} cannot be checked: {_where(error, file)}; mend it, or leave it out") from error
     registered = {
         kind: {name: _guarded(kind, name, choice, file) for name, choice in named.items()}
         for kind, named in policies.items()
@@ -115,11 +117,18 @@ def _tables() -> dict[str, dict[str, Any]]:
 
 def _guarded(kind: str, name: str, choice: Choice[Any], file: Path) -> Choice[Any]:
     what = f"--{kind} {name} of {file.name}"
-    return replace(
-        choice,
-        file=str(file),
-        make=lambda shape, c: Guarded(choice.make(shape, c), what, PROTOCOLS[kind], shape),
-    )
+
+    def make(shape: ModelShape, system: SystemConfig) -> Guarded:
+        try:
+            policy = choice.make(shape, system)
+        except ConfigError:
+            raise  # it names what is wrong
+        except Exception as error:
+            model = f"a model of {len(shape.layers)} layers"
+            raise ConfigError(f"{what} cannot be made for {model}: {_where(error, file)}; mend the file") from error
+        return Guarded(policy, what, PROTOCOLS[kind], shape)
+
+    return replace(choice, file=str(file), make=make)
 
 
 def _run(file: Path, source: bytes, where: str) -> Any:
@@ -171,6 +180,8 @@ def _check_name(what: str, name: Any, taken: Mapping[str, Any]) -> None:
 def _check_choice(what: str, kind: str, choice: Any) -> None:
     if not isinstance(choice, Choice):
         raise ConfigError(f"{what} is a {type(choice).__name__}; allowed: scheduler.policies.registry.Choice(...)")
+    if choice.is_bound:
+        raise ConfigError(f"{what} has is_bound=True, and a file's policy is told no routes to come; leave it out")
     read = {name for names in CHOICES.values() for one in names.values() for name in one.reads}
     for name in choice.reads:
         if name not in read:
@@ -219,6 +230,9 @@ def _check_exactness(what: str, kind: str, choice: Choice[Any], policy: Any) -> 
 def _check_preset(what: str, preset: Any, policies: Mapping[str, Mapping[str, Any]]) -> None:
     if not isinstance(preset, Preset):
         raise ConfigError(f"{what} is a {type(preset).__name__}; allowed: scheduler.policies.systems.Preset(...)")
+    if not isinstance(preset.config, SystemConfig):
+        kind = type(preset.config).__name__
+        raise ConfigError(f"{what} has a config that is a {kind}; allowed: SystemConfig(...)")
     config, plain = preset.config, SystemConfig()
     own = {
         field.name: getattr(plain, field.name)

@@ -1,4 +1,5 @@
-"""The fewest misses that any eviction policy has in the same memory, and the future that policies as bounds read."""
+"""The fewest misses of any cache that takes each missing expert into a slot, and the future that policies as bounds
+read."""
 
 from __future__ import annotations
 
@@ -18,8 +19,8 @@ from scheduler.types import ExpertId, Visit
 
 @dataclass(frozen=True, slots=True)
 class Misses:
-    """Chosen experts that were in no slot when their gate fired, in decoding. In a step of several requests each one's
-    choice counts."""
+    """Chosen experts that were in no slot when their gate fired, in decoding. What several rows or requests of a step
+    choose counts once."""
 
     total: int
     optimal: int
@@ -29,10 +30,10 @@ class Misses:
 
 @dataclass(slots=True)
 class Access:
-    """The gates of one layer that fired together: expert -> how many rows chose it. `counts`: in decoding."""
+    """The gates of one layer that fired together, and the experts that they chose. `counts`: in decoding."""
 
     layer: int
-    chosen: dict[int, int]
+    chosen: set[int]
     counts: bool
 
 
@@ -43,16 +44,14 @@ class AccessLog:
         self.accesses: list[Access] = []
         self._requests: set[int] = set()  # whose gates are in the last access
 
-    def add(self, visit: Visit, rows: Iterable[tuple[int, int]], counts: bool) -> None:
-        """`rows`: expert -> how many rows chose it."""
+    def add(self, visit: Visit, experts: Iterable[int], counts: bool) -> None:
         last = self.accesses[-1] if self.accesses else None
         if last is None or last.layer != visit.layer or last.counts != counts or visit.request in self._requests:
-            last = Access(visit.layer, {}, counts)
+            last = Access(visit.layer, set(), counts)
             self.accesses.append(last)
             self._requests.clear()
         self._requests.add(visit.request)
-        for expert, count in rows:
-            last.chosen[expert] = last.chosen.get(expert, 0) + count
+        last.chosen.update(experts)
 
 
 def optimal_misses(accesses: Sequence[Access], slots: int) -> int:
@@ -64,7 +63,7 @@ def optimal_misses(accesses: Sequence[Access], slots: int) -> int:
     misses = 0
     for one, uses in zip(accesses, _next_uses(accesses), strict=True):
         missing = [expert for expert in uses if expert not in resident]
-        misses += sum(one.chosen[expert.expert] for expert in missing) if one.counts else 0
+        misses += len(missing) if one.counts else 0
         for expert in [expert for expert in uses if expert in resident] + missing:
             if expert not in resident and len(resident) >= slots:
                 _evict(resident, farthest)
@@ -81,7 +80,10 @@ def _next_uses(accesses: Sequence[Access]) -> list[dict[ExpertId, int]]:
     ahead: dict[ExpertId, int] = {}
     found: list[dict[ExpertId, int]] = []
     for one in reversed(accesses):
-        uses = {expert: ahead.get(expert, never) for expert in (ExpertId(one.layer, number) for number in one.chosen)}
+        uses = {
+            expert: ahead.get(expert, never)
+            for expert in (ExpertId(one.layer, number) for number in sorted(one.chosen))
+        }
         uses = dict(sorted(uses.items(), key=lambda item: -item[1]))
         found.append(uses)
         at -= len(uses)

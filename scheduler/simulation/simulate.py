@@ -74,7 +74,7 @@ class Outcome:
     events: int
     """The number of events."""
     misses: Misses | None = None
-    """None where every expert has a slot of its own."""
+    """None where every expert has a slot of its own, and beside a host: what it computes takes no slot."""
     drafted: tuple[int, int, int] = (0, 0, 0)
     """Where the shadow drafts: passes that decode, their rows, and the tokens that they gave."""
 
@@ -192,9 +192,9 @@ def simulate_requests(
 
 
 def _misses(scenario: Scenario, world: World, answers: Sequence[Answer]) -> Misses | None:
-    if keeps_all(scenario.system):
+    if keeps_all(scenario.system) or (scenario.host and scenario.system.placement != "device"):
         return None
-    total = sum(answer.stats.named - answer.stats.present for answer in answers)
+    total = sum(answer.stats.missed for answer in answers)
     return Misses(total, optimal_misses(world.log.accesses, scenario.worker_count * scenario.slots))
 
 

@@ -116,7 +116,7 @@ class World:
     def _post(self, event: t.Event) -> None:
         if isinstance(event, t.GateFired):
             prompt_tokens = self.queue.requests[event.visit.request - 1].arrival.prompt_tokens
-            self.log.add(event.visit, event.rows, event.visit.position >= prompt_tokens)
+            self.log.add(event.visit, [expert for expert, _ in event.rows], event.visit.position >= prompt_tokens)
         handlers, commands = self._handlers, self.core.handle(event, self.events.now)
         for command in commands:
             handlers[type(command)](command)

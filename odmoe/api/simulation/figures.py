@@ -38,7 +38,7 @@ class MissShares(NamedTuple):
 
     total: float
     working_set: float
-    """Belady's eviction would have them, too, in as much memory."""
+    """Belady's eviction would have them, too, in as many slots."""
     policy: float
     """It would not."""
 
@@ -200,7 +200,7 @@ def _hit_rate(answers: list[Answer]) -> float | None:
 
 
 def _misses(outcomes: list[Outcome], decoded: int) -> MissShares | None:
-    """None without decoding, and where every expert has a slot."""
+    """None without decoding, and where the outcomes have none."""
     found = [outcome.misses for outcome in outcomes if outcome.misses is not None]
     if not found or not decoded:
         return None

@@ -64,6 +64,7 @@ class Point:
     system: str
     device_memory: str
     slots: int
+    """Of all workers, as simulated."""
     load_ms: float
     host_ms: float | None
     batch: int
@@ -98,6 +99,7 @@ class Task(NamedTuple):
 
 
 class _Figures(NamedTuple):
+    slots: int
     tokens_per_s: float
     ttft_s: float
     loads_a_token: float
@@ -109,6 +111,8 @@ class _Figures(NamedTuple):
 def axes_of(given: SimulateSettings, asked: SweepSettings) -> tuple[Profile, Axes]:
     """The profile too. Raises ConfigError for an unknown system, and for too many points."""
     profile = find_profile(given.profile if given.is_given("profile") else PROFILE)
+    if given.tokens < 2:
+        raise ConfigError(f"--tokens is {given.tokens}; a comparison is of decoding; allowed: 2 or more")
     usual = COMPARED if asked.map else (given.system,)
     systems = tuple(dict.fromkeys(asked.compare or usual))
     for name in systems:
@@ -144,9 +148,7 @@ def sweep(
     for task, figures in zip(different, each(_simulate, different), strict=True):
         found[task] = figures
         progress(len(found), len(different))
-    return [
-        _point(place, _slots(place.memory, experts), found[task]) for place, task in zip(places, tasks, strict=True)
-    ]
+    return [_point(place, found[task]) for place, task in zip(places, tasks, strict=True)]
 
 
 def _experts(given: SimulateSettings, profile: Profile) -> int:
@@ -185,7 +187,8 @@ def _slots(memory: str, experts: int) -> int:
 
 
 def _task(given: SimulateSettings, profile: Profile, experts: int, place: Place) -> Task:
-    """What a system does not read is left as it is, so that its points are one task."""
+    """What a system does not read is left as it is, so that its points are one task. Raises ConfigError for one that
+    keeps all experts, in less memory."""
     named = {name: getattr(given, name) for name in given.model_fields_set}
     flags = {"workers": 1} | named | {"profile": profile.name} | _named(place.system)
     chosen = replace(
@@ -196,11 +199,16 @@ def _task(given: SimulateSettings, profile: Profile, experts: int, place: Place)
         flags["requests"] = place.batch
     elif place.batch > 1:
         flags["parallel"] = place.batch
+    slots = _slots(place.memory, experts)
     if keeps_all(chosen):
+        if slots < experts:
+            raise ConfigError(
+                f"--compare names {place.system}, which keeps every expert in a slot, and --device-memory is "
+                f"{place.memory}; give --device-memory 100%, or leave {place.system} out"
+            )
         flags.pop("slots", None)
     else:
-        computes = chosen.placement != "host"
-        flags["slots"] = max(1, _slots(place.memory, experts) // int(flags["workers"])) if computes else 1
+        flags["slots"] = max(1, slots // int(flags["workers"])) if chosen.placement != "host" else 1
     return Task(
         tuple(sorted(flags.items())),
         profile.load_s if chosen.placement == "host" else place.load_s,
@@ -214,8 +222,11 @@ def _simulate(task: Task) -> _Figures:
     given = SimulateSettings(**dict(task.flags))
     runs = [_retime(run, task.load_s, task.host_s) for run in _groups(runs_of(given), task.batch)]
     found = figures_of(runs, [simulate_requests(run.scenario, run.arrivals) for run in runs], 1.0, given)
+    if found.decode_tokens_per_s is None:
+        raise ConfigError("a comparison is of decoding, and these answers have one token; give longer ones")
     return _Figures(
-        found.decode_tokens_per_s or 0.0,
+        found.slots * found.workers,
+        found.decode_tokens_per_s,
         found.ttft_s,
         found.loads_a_token or 0.0,
         found.misses_a_token,
@@ -247,12 +258,12 @@ def _retime(run: Run, load_s: float, host_s: float | None) -> Run:
     )
 
 
-def _point(place: Place, slots: int, figures: _Figures) -> Point:
+def _point(place: Place, figures: _Figures) -> Point:
     total, working_set, policy = figures.misses or (None, None, None)
     return Point(
         place.system,
         place.memory,
-        slots,
+        figures.slots,
         place.load_s * 1e3,
         None if place.host_s is None else place.host_s * 1e3,
         place.batch,

@@ -67,8 +67,8 @@ def _winners(points: Sequence[Point]) -> Table:
     for name in ("load ms", "host ms", "memory", "batch", "fastest", "tokens/s", "faster", "than"):
         table.add_column(name, justify="left" if name in ("fastest", "than") else "right", overflow="fold")
 
-    def key(one: Point) -> tuple[float, float, int, int]:
-        return one.load_ms, one.host_ms or 0.0, one.slots, one.batch
+    def key(one: Point) -> tuple[float, float, float, int]:
+        return one.load_ms, one.host_ms or 0.0, float(one.device_memory.strip().rstrip("%")), one.batch
 
     for _, group in itertools.groupby(sorted(points, key=key), key):
         ranked = sorted((one for one in group if not one.bound), key=lambda one: -one.tokens_per_s)

@@ -132,11 +132,14 @@ def test_the_continuation_of_a_text_is_at_every_place() -> None:
         ("{t: {form: text, file: d, prompt: '{q.r}', answer: a}}", "cannot be read"),
         ("{t: {form: text, file: d, prompt: '{none}', answer: a}}", "a field 'none' is not there"),
         ("{t: {form: choice, file: d, prompt: p, options: [x, y], right: q}}", "its right answer is 5, of 2 options"),
+        ("{t: {form: number, file: d, prompt: p, answer: '#### none'}}", "right answer '#### none' has no number"),
+        ("{t: {form: text, file: e, prompt: p, answer: a}}", "task t of .* e has no lines"),
         ("{t: {form: text, file: none, prompt: p, answer: a}}", "names no file that is there; get one of t"),
     ],
 )
 def test_what_is_wrong_with_a_table_is_named(task: str, says: str, tmp_path: Path) -> None:
     (tmp_path / "d").write_text('{"q": 5}\n')
+    (tmp_path / "e").write_text("\n")
     (tmp_path / "t.yaml").write_text(f"tasks: {task}")
     with pytest.raises(ConfigError, match=says):
         read_tasks(tmp_path / "t.yaml", encode, 512)

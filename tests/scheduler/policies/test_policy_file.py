@@ -79,6 +79,8 @@ def test_a_change_for_the_worse_leaves_what_there_was(load: Any) -> None:
         load("nothing")
     with pytest.raises(ConfigError, match="has the name of one from odmoe itself"):
         load(MINE.replace('"mine"', '"lru"'))
+    with pytest.raises(ConfigError, match="cannot be checked: TypeError"):
+        load(of("residency", "LRU(shape)", ", reads=5"))
     assert "mine" in CHOICES["residency"]
 
 
@@ -112,6 +114,8 @@ def of(kind: str, made: str, more: str = "") -> str:
         (of("router", "Router()"), "chooses experts, which changes answers; give its Choice exact=False"),
         (of("router", "TopK()", ", exact=False"), "has exact True, and its Choice False; give both the same"),
         (of("precision", "Full()", ', forms=("int4",), exact=False'), r"has forms \('',\), and its Choice \('int4',\)"),
+        (of("residency", "LRU(shape)", ", is_bound=True"), "has is_bound=True, .* told no routes to come"),
+        ('SYSTEMS = {"mine": Preset("", {})}', r"has a config that is a dict; allowed: SystemConfig\(...\)"),
         ('SYSTEMS = {"mine": SystemConfig()}', "allowed: scheduler.policies.systems.Preset"),
         ('SYSTEMS = {"fate": Preset("", SystemConfig())}', "system 'fate' .* has the name of one from odmoe itself"),
         ('SYSTEMS = {"mine": Preset("", SystemConfig("oracle"))}', "predictor of system 'mine' .* is 'oracle'; "),
@@ -158,6 +162,21 @@ def test_what_a_policy_does_wrong_ends_the_simulation_by_name(
         size = {"layers": 3, "experts": 4, "top_k": 2, "tokens": 6, "prompt_tokens": 3, "workers": 1, "slots": 4}
         with pytest.raises(SimulationError, match=rf"{kind} mine of mine.py: {method} (failed with|answered) "):
             simulate(profile="rtx3090-pcie3", **chosen, **size)
+
+
+def test_a_policy_that_cannot_be_made_for_the_model_is_named(load: Any) -> None:
+    load(of("residency", "{0: LRU(shape)}[shape.layers[-1]]"))
+    with pytest.raises(ConfigError, match=r"^--residency mine of mine.py cannot be made for a model of 3 layers: Key"):
+        strategy_of(SHAPE, SystemConfig("none", "mine"))
+
+
+def test_a_host_that_is_a_generator_keeps_its_answer(load: Any) -> None:
+    load(
+        "class Own(DeviceOnly):\n    def host(self, missing, resident, costs, prefill):\n        yield from missing\n"
+        + of("placement", "Own()")
+    )
+    placement = strategy_of(SHAPE, SystemConfig("none", placement="mine")).placement
+    assert list(placement.host({1: 2, 3: 1}, {}, None, False)) == [1, 3]  # type: ignore[arg-type]
 
 
 def test_a_failed_policy_fails_every_request_and_the_books_stay_whole(load: Any) -> None:

@@ -15,13 +15,13 @@ from scheduler.policies.future import Future, KnownRequest
 from scheduler.policies.registry import RESIDENCIES
 from scheduler.policies.residency.belady import Belady
 from scheduler.policies.system_config import SystemConfig
-from scheduler.simulation.bounds import Access, optimal_misses
+from scheduler.simulation.bounds import Access, AccessLog, optimal_misses
 from scheduler.simulation.requests import random_arrivals
 from scheduler.simulation.route_model import find_route_model
 from scheduler.simulation.scenario import Scenario
 from scheduler.simulation.simulate import Outcome, simulate_requests
 from scheduler.timing.profile import find_profile
-from scheduler.types import ModelShape
+from scheduler.types import ModelShape, Visit
 from support.scheduling.cache_driver import Device
 
 GATES = st.lists(st.frozensets(st.integers(0, 4), min_size=1, max_size=2), max_size=9)
@@ -68,7 +68,7 @@ def fewest_misses(gates: tuple[frozenset[int], ...], slots: int) -> int:
 @settings(max_examples=60, deadline=None)
 @given(st.integers(1, 4), GATES)
 def test_no_choice_of_victims_has_fewer_misses(slots: int, gates: list[frozenset[int]]) -> None:
-    accesses = [Access(0, dict.fromkeys(gate, 1), counts=True) for gate in gates]
+    accesses = [Access(0, set(gate), counts=True) for gate in gates]
     assert optimal_misses(accesses, slots) == fewest_misses(tuple(gates), slots)
 
 
@@ -86,9 +86,26 @@ def test_the_residency_is_optimal_too(slots: int, asked: list[int]) -> None:
     assert misses == fewest_misses(tuple(frozenset([one]) for one in asked), slots)
 
 
-def test_counts_are_of_rows_and_of_decoding() -> None:
-    prompt = Access(0, {0: 9, 1: 9}, counts=False)
-    assert optimal_misses([prompt, Access(0, {0: 1, 2: 3}, counts=True)], 2) == 3
+def test_counts_are_of_decoding_and_of_different_experts() -> None:
+    log = AccessLog()
+    log.add(Visit(1, 0, 0), [0, 1], counts=False)
+    for request in (1, 2):
+        log.add(Visit(request, 1, 0), [0, 2], counts=True)
+    assert len(log.accesses) == 2
+    assert optimal_misses(log.accesses, 2) == 1
+
+
+@pytest.mark.parametrize("name", ["lru", "belady"])
+def test_no_residency_has_fewer_misses_than_the_bound_for_several_requests(name: str) -> None:
+    scenario = replace(SCENARIO, requests=4, system=replace(SCENARIO.system, residency=name))
+    found = simulate_requests(scenario, random_arrivals(scenario)).misses
+    assert found is not None
+    assert found.total >= found.optimal > 0
+
+
+def test_beside_a_host_there_is_no_split() -> None:
+    scenario = replace(SCENARIO, host=True, system=replace(SCENARIO.system, placement="balance"))
+    assert simulate_requests(scenario, random_arrivals(scenario)).misses is None
 
 
 def run(**system: str) -> Outcome:
