@@ -26,10 +26,10 @@ def run(cluster: EmbeddedCluster, prompt: list[int]) -> tuple[Any, list[Span], i
     named = 0
     compute = cluster.main.experts.compute
 
-    def counted(visit: Any, hidden: Any, index: Any, weights: Any, **how: Any) -> Any:
+    def counted(visit: Any, hidden: Any, index: Any, weights: Any) -> Any:
         nonlocal named
         named += len(set(index.flatten().tolist()))
-        return compute(visit, hidden, index, weights, **how)
+        return compute(visit, hidden, index, weights)
 
     cluster.main.experts.compute = counted  # type: ignore[method-assign]
     *_, last = cluster.generate(prompt, COUNT, ignore_eos=True)
