@@ -14,29 +14,20 @@ from collections.abc import Mapping
 from dataclasses import fields, replace
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, get_type_hints
 
 from scheduler.errors import ConfigError
 from scheduler.policies import registry
 from scheduler.policies.guard import Guarded, methods_of
-from scheduler.policies.placement import Placement
-from scheduler.policies.precision import FORMS, FULL, Precision
-from scheduler.policies.predictors.base import Predictor
+from scheduler.policies.precision import FORMS, FULL
 from scheduler.policies.registry import CHOICES, Choice
-from scheduler.policies.residency.base import Residency
-from scheduler.policies.routers import Router
+from scheduler.policies.strategy import Strategy
 from scheduler.policies.system_config import SystemConfig
 from scheduler.policies.systems import SYSTEMS, Preset
 from scheduler.types import ModelShape
 from scheduler.unknown_names import unknown
 
-PROTOCOLS: dict[str, type] = {
-    "predictor": Predictor,
-    "residency": Residency,
-    "router": Router,
-    "placement": Placement,
-    "precision": Precision,
-}
+PROTOCOLS: dict[str, type] = {name: kind for name, kind in get_type_hints(Strategy).items() if name in CHOICES}
 """The kinds of policies that a file may have, and what a policy of each kind must have."""
 LEAST_SHAPE = ModelShape((0,), 2, 1)
 """Of the model for which each policy of a file is made once, to check it."""

@@ -30,10 +30,8 @@ VERSION = 1
 """Of the file."""
 PROFILE = "rtx3090-pcie3"
 """One machine with a host, unless --profile says otherwise."""
-PERFECT = {
-    "perfect": {"predictor": "perfect", "residency": "belady"},
-    "perfect-host": {"predictor": "perfect", "residency": "belady", "placement": "balance"},
-}
+_PERFECT = {"predictor": "perfect", "residency": "belady"}
+PERFECT = {"perfect": _PERFECT, "perfect-host": _PERFECT | {"placement": "balance"}}
 """Names in comparisons: perfect prefetch with Belady's eviction, without a host that computes and with one."""
 COMPARED = (
     *("on-demand", "lrfu", "lrfu-prefetch", "importance+alpha=0", "smoe", "fate+precision=full", "hybrimoe"),

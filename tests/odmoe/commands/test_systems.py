@@ -34,7 +34,7 @@ WRONG: list[tuple[list[str], str]] = [
         ["--system", "eap", "--device-memory", "0.1%"],
         "--device-memory 0.1% is 21233 bytes for 1 worker, but a worker",
     ),
-    (["--system", "eap", "--device-memory", "40"], "give at least 331776 bytes, or did you mean 40%?"),
+    (["--system", "eap", "--device-memory", "40"], "give at least 978944 bytes, or did you mean 40%?"),
     (["--workers", "64", "--device-memory", "10%"], "give at least 100% (21.2 MB)\n"),
     (["--workers", "65", "--device-memory", "10%"], "give at least 21565440 bytes\n"),
     (

@@ -74,15 +74,15 @@ def test_systems_beside_a_host(run_script: Any) -> None:
 def test_systems_beside_each_other_at_equal_totals(run_script: Any, demo_store: Any) -> None:
     """A shadow takes from the slots of its own system, and nobody holds more than the budget."""
     flags = ["--quick", "--models", "models/demo-moe", "--prompts", "1", "--history", "1", "--tokens", "4"]
-    flags += ["--total", "--systems", "sep-arc", "eap", "--budgets", "60"]
+    flags += ["--total", "--systems", "sep-arc", "hybrimoe", "--budgets", "60"]
     found = run_script(compare_systems, *flags, name="compare_systems-total-quick")
     rows = {row["system"]: row for row in found.facts["rows"]}
     assert "memory of all nodes 60 % of the whole model" in found.told
     whole = 4 * 1_195_200 + demo_store("float32").manifest.expert_bytes
-    for name in ("sep-arc", "eap"):
+    for name in ("sep-arc", "hybrimoe"):
         assert 0 < rows[name]["total_bytes"] <= 0.6 * whole
     assert rows["sep-arc"]["shadow_bytes"] > 10_000_000
-    assert rows["eap"]["device_bytes"] - rows["sep-arc"]["device_bytes"] > 10_000_000
+    assert rows["hybrimoe"]["device_bytes"] - rows["sep-arc"]["device_bytes"] > 10_000_000
 
 
 def row(system: str, times: list[float], hit_rate: float, budget: int = 10) -> dict[str, Any]:
