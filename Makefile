@@ -38,7 +38,7 @@ ALONE := tests/system/on_ray tests/system/promises tests/system/testbed tests/sy
     tests/system/nodes/test_broken_blocks.py
 
 # As root; a test that cannot run here (no sshd, no namespaces) is skipped and says why.
-test-system: env  ## the tests that start clusters: Ray, ssh, ten hosts, kills (27 minutes on two cores)
+test-system: env  ## the tests that start clusters: Ray, ssh, ten hosts, kills (21 minutes on two cores)
 	@status=0; \
 	$(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist worksteal $(ALONE:%=--ignore %) tests/system || status=1; \
 	$(BIN)/python -m pytest $(ALONE) || status=1; \
@@ -47,7 +47,7 @@ test-system: env  ## the tests that start clusters: Ray, ssh, ten hosts, kills (
 fuzz: env  ## 300,000 mutated messages for each kind of node (FRAMES=..., FUZZ_SEED=...; two hours)
 	@FRAMES=$(or $(FRAMES),300000) FUZZ_SEED=$(or $(FUZZ_SEED),1000) $(BIN)/python -m pytest -n 0 tests/system/nodes/test_fuzzed_frames.py
 
-test-slow: env  ## the slow tests: many cases of what the fast ones try a few of (27 minutes on two cores)
+test-slow: env  ## the slow tests: many cases of what the fast ones try a few of (22 minutes on two cores)
 	@$(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist worksteal -m slow
 
 world: env  ## the nodes' own code in simulated worlds with faults, drawn from seeds (SEEDS=1000, FIRST=0)
