@@ -30,7 +30,6 @@ class Alignment:
         for name, value in (("--align-token", self.token_period), ("--align-kv", self.kv_period)):
             if value < 0:
                 raise ConfigError(f"{name} is {value}; allowed: 0 (never), 1 (every token), 2, 3, ...")
-
         if self.kv_rows not in (ALL_ROWS, NEWEST_ROWS):
             raise ConfigError(f"--align-kv-rows is {self.kv_rows}; allowed: {ALL_ROWS}, {NEWEST_ROWS}")
 

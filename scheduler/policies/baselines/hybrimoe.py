@@ -14,7 +14,7 @@ from scheduler.types import ModelShape, Visit
 
 ALPHA = 0.05
 """IV-D: the weight of the newest score. The paper leaves it open: of 0.05 to 0.3 the best on half of the requests of
-two traces (docs/measurements.md)."""
+two traces (docs/papers.md)."""
 
 
 class Hybrid:

@@ -15,7 +15,7 @@ from scheduler.types import ExpertId, ModelShape, Visit
 Values = NDArray[np.float64]
 WINDOW = 16
 """Importance, 5.3: iterations over which scores are averaged. The paper leaves n open: of 4 to 64 the best on half of
-the requests of two traces (docs/measurements.md)."""
+the requests of two traces (docs/papers.md)."""
 
 
 class Scored(ResidencyBase):
