@@ -32,7 +32,7 @@ BEGIN_S = 10.0
 END_S = 10.0
 """Longest waits for the thread to listen, and to end."""
 CLOSE_S = 1
-"""Longest wait for responses that a client does not read."""
+"""Longest wait for a connection whose request has not arrived, and for a response that a client does not read."""
 
 
 class LoadProgress:
@@ -84,6 +84,15 @@ class StartTerminal(Terminal):
             yield say
 
 
+class _LoadingConnection(Connection):
+    """An accepted connection has its request answered even if the server ends first: the client sends it to nobody
+    else."""
+
+    def shutdown(self) -> None:
+        if self.cycle is not None:  # its response closes it
+            super().shutdown()
+
+
 class LoadingServer:
     """Answers on a bound socket within the block, in a thread of its own. What comes between this server and the next
     one on the same socket waits in the kernel's queue."""
@@ -100,7 +109,7 @@ class LoadingServer:
         self._began = threading.Event()
         limits = ClientLimits()
         places = Places(limits.connections, limits.address_connections, lambda text: None, lambda why: None)
-        connection: Any = partial(Connection, limits, places, lambda why: None)
+        connection: Any = partial(_LoadingConnection, limits, places, lambda why: None)
         config = uvicorn.Config(
             AccessLog(self._answer, write, line),
             http=connection,

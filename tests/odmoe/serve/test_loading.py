@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import socket
 import threading
+import time
 from typing import TYPE_CHECKING
 
 import httpx2
@@ -81,6 +82,19 @@ def test_the_service_takes_the_socket_over(model: Model) -> None:
         service.close()
     assert statuses == sorted(statuses, reverse=True)
     assert set(statuses) == {200, 503}
+
+
+def test_a_request_that_arrives_while_it_ends_is_answered() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as bound:
+        loading = LoadingServer(bound, LoadProgress(), lambda line: None, FORMATS["text"])
+        with loading, socket.create_connection(bound.getsockname(), WAIT_S) as early:
+            early.sendall(b"GET /ready HTTP/1.1\r\n")
+            ending = threading.Thread(target=loading.close)
+            ending.start()
+            time.sleep(0.3)  # uvicorn looks ten times a second whether it shall end
+            early.sendall(b"Host: here\r\n\r\n")
+            assert early.makefile("rb").readline().startswith(b"HTTP/1.1 503")
+            ending.join(WAIT_S)
 
 
 def test_a_first_answer_that_fails_is_told(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
