@@ -6,6 +6,7 @@ STORE/
   int4.json                a form that was added: the same of its files; written last
   layer-00000.int4         that layer's experts in this form, smaller
   dense/                   everything but the experts, as an ordinary Hugging Face directory
+  held.json                in a part of a store: the experts whose bytes are here; the files have holes for the others
 """
 
 from __future__ import annotations
@@ -23,9 +24,11 @@ import xxhash
 
 from checkpoint.direct_io import open_direct, pieces, read_at
 from checkpoint.forms import FORMS, planned_form
+from checkpoint.held import HELD, read_held
 from checkpoint.manifest import DENSE, MANIFEST, Blob, Form, LayerSpec, Manifest, checksum
 from checkpoint.tensors import aligned_buffer
-from scheduler.errors import CorruptStoreError, StoreError, StoreNotFoundError
+from scheduler.errors import CorruptStoreError, NotHeldError, StoreError, StoreNotFoundError
+from scheduler.types import ExpertId
 
 
 @dataclass(frozen=True)
@@ -40,9 +43,11 @@ class Checked:
 class ExpertStore:
     """A finished store, open for reading. Only manifest and file sizes have been read."""
 
-    def __init__(self, path: Path, manifest: Manifest) -> None:
+    def __init__(self, path: Path, manifest: Manifest, held: frozenset[ExpertId] | None = None) -> None:
         self.path = path
         self.manifest = manifest
+        self.held = held
+        """The experts whose bytes are here; None: all."""
         self._files: dict[str, Path] = {}
         """Name -> path. To join them at each load takes as long as a small expert's product."""
 
@@ -61,7 +66,8 @@ class ExpertStore:
                 if not where.exists():
                     raise removal_error(path)
                 raise CorruptStoreError(f"{fault}; make the store again with odmoe shard")
-        return ExpertStore(path, replace(manifest, forms=_forms(path, manifest)))
+        held = read_held(path, manifest.layers)
+        return ExpertStore(path, replace(manifest, forms=_forms(path, manifest)), held)
 
     @property
     def dense(self) -> Path:
@@ -72,10 +78,16 @@ class ExpertStore:
         return self.manifest.form(form).layers if form else self.manifest.layers
 
     def locate(self, layer: int, expert: int, form: str = "") -> tuple[Path, Blob]:
-        """The file and blob of an expert. Raises StoreError for one that does not exist."""
+        """The file and blob of an expert. Raises StoreError for one that does not exist, NotHeldError for one that is
+        not here."""
         spec = self.layers(form).get(layer)
         if spec is None or not 0 <= expert < len(spec.blobs):
             raise StoreError(f"the store at {self.path} holds no expert {expert} of layer {layer}")
+        if self.held is not None and (layer, expert) not in self.held:
+            raise NotHeldError(
+                f"the part of a store at {self.path} does not hold expert {expert} of layer {layer}; it holds "
+                f"{len(self.held)} experts, as {self.path / HELD} lists them"
+            )
         file = self._files.get(spec.file) or self._files.setdefault(spec.file, self.path / spec.file)
         return file, spec.blobs[expert]
 

@@ -15,7 +15,8 @@
     │   ├── StoreNotFoundError
     │   ├── StoreMismatchError       another model's, another dtype's or another version's
     │   ├── CorruptStoreError        truncated, or a checksum is wrong
-    │   └── StoreWriteError          target not writable, disk full
+    │   ├── StoreWriteError          target not writable, disk full
+    │   └── NotHeldError             an expert of another host's part
     ├── RequestError             one request is wrong or was stopped; the cluster is not affected
     │   ├── PromptError              empty, or past the model's context
     │   │   └── PromptTooLongError       the latter
@@ -115,6 +116,10 @@ class CorruptStoreError(StoreError):
 
 class StoreWriteError(StoreError):
     """The store could not be written."""
+
+
+class NotHeldError(StoreError):
+    """The store is a part of one, and this expert's bytes are in others."""
 
 
 class RequestError(ODMoEError):

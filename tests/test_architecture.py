@@ -28,7 +28,13 @@ LISTS_NAMES = (ROOT / "odmoe" / "__init__.py",)
 each name is imported when it is first used, as tests/odmoe/api/test_public_names.py shows."""
 
 # Beside the standard library and the package itself. A dotted name allows that module and what is below it.
-SCHEDULER_TYPES = ("scheduler.errors", "scheduler.types", "scheduler.limits", "scheduler.model_limits")
+SCHEDULER_TYPES = (
+    "scheduler.errors",
+    "scheduler.types",
+    "scheduler.held",
+    "scheduler.limits",
+    "scheduler.model_limits",
+)
 NODE_IMPORTS = ("torch", "transformers", "bitsandbytes", "wire", "scheduler", "checkpoint")
 MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "scheduler": ("yaml", "msgpack", "numpy"),
