@@ -8,8 +8,8 @@ from pathlib import Path
 
 from checkpoint.manifest import LayerSpec
 from scheduler.errors import CorruptStoreError
-from scheduler.held import HeldRange, experts_of, ranges_of
-from scheduler.types import ExpertId
+from scheduler.held import experts_of, ranges_of
+from scheduler.types import ExpertId, HeldRange
 
 HELD = "held.json"
 

@@ -3,17 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import NamedTuple
 
-from scheduler.types import ExpertId
-
-
-class HeldRange(NamedTuple):
-    """Experts `first` to `last` of a layer, both included."""
-
-    layer: int
-    first: int
-    last: int
+from scheduler.types import ExpertId, HeldRange
 
 
 def ranges_of(experts: Iterable[ExpertId]) -> tuple[HeldRange, ...]:

@@ -143,13 +143,22 @@ class FormCost(NamedTuple):
     """The worker has slots, and memory to restore it, for this form."""
 
 
+class HeldRange(NamedTuple):
+    """Experts `first` to `last` of a layer, both included."""
+
+    layer: int
+    first: int
+    last: int
+
+
 @_message
 class WorkerJoined:
     """A worker with no `slots` is a host place: it computes any expert where it lies, without a load.
 
     `load_s`: one expert's load; `call_s`, `row_s`: a computation, for each call and for each of its rows. Seconds, as
     measured or as a profile has them; 0 if unknown. `forms`: the full form and those of the precision; empty where
-    their costs are unknown, or where the precision's forms are loaded whatever they cost.
+    their costs are unknown, or where the precision's forms are loaded whatever they cost. `held`: the experts of its
+    part of the store; None: all.
     """
 
     worker: int
@@ -158,6 +167,15 @@ class WorkerJoined:
     call_s: float = 0.0
     row_s: float = 0.0
     forms: tuple[FormCost, ...] = ()
+    held: tuple[HeldRange, ...] | None = None
+
+
+@_message
+class HoldingsChanged:
+    """The worker's part of the store has other experts than before; None: all."""
+
+    worker: int
+    held: tuple[HeldRange, ...] | None
 
 
 @_message
@@ -317,6 +335,7 @@ class AuditRequested:
 Event = (
     WorkerJoined
     | WorkerLost
+    | HoldingsChanged
     | ShadowJoined
     | ShadowLost
     | RequestOpened

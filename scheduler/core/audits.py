@@ -98,6 +98,8 @@ class AuditTable:
         live = self._workers.live
         turn = event.audit % len(live) if live else 0
         workers = [self._state.workers[number] for number in (*live[turn:], *live[:turn])]
+        held_by = self._workers.holders.of(event.expert)
+        workers = [one for one in workers if one.number in held_by]
         able = [one for one in workers if self._may_load(one) and self._rests(one.number, event)]
         return max(able, key=lambda one: len(one.free), default=None)
 

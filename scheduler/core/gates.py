@@ -229,13 +229,16 @@ class GateTable:
     def _host_computed(self, gates: list[Gate]) -> Collection[int]:
         """The experts that a host place computes. Prefetches of them are cancelled. A load in flight counts as a miss
         if the host would have computed the expert before it ends: the gate would wait for it."""
-        kept, costs = self._slots.resident(gates[0].opened.id.layer), self._workers.costs
+        layer, costs = gates[0].opened.id.layer, self._workers.costs
+        kept = self._slots.resident(layer)
         here: RowCounts = {}
         missing: RowCounts = {}
         rows: Counter[int] = Counter()
         for gate in gates:
             rows.update(gate.rows)
         for expert in sorted(rows):
+            if not self._workers.has_host(t.ExpertId(layer, expert)):
+                continue
             demands = [demand for gate in gates if (demand := gate.opened.demands.get(expert)) is not None]
             entry = next((demand.entry for demand in demands if demand.entry is not None), kept.get(expert))
             there = entry is not None and self._left_s(entry, costs) <= costs.host_s(rows[expert])

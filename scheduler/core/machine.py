@@ -87,6 +87,7 @@ class Core:
         self._handlers: dict[type, Callable[[Any], None]] = {
             t.WorkerJoined: self._on_worker_joined,
             t.WorkerLost: self._on_worker_lost,
+            t.HoldingsChanged: self._on_holdings_changed,
             t.ShadowJoined: self._on_shadow_joined,
             t.ShadowLost: self._on_shadow_lost,
             t.RequestOpened: self._on_request_opened,
@@ -143,8 +144,10 @@ class Core:
 
     @property
     def shortfall(self) -> str | None:
-        """What is missing, while open requests wait for workers: none is connected, or those that are cannot hold what
-        the policy keeps. None: nothing."""
+        """What is missing, while open requests wait for workers: none is connected, those that are cannot hold what the
+        policy keeps, or have no part of the store with an expert that a gate has chosen. None: nothing."""
+        if self._state.shortfall is None and any(demand.confirmed for demand in self._state.unheld.values()):
+            return "workers with parts of the model are missing"
         return self._state.shortfall
 
     @property
@@ -212,10 +215,32 @@ class Core:
     # --- workers ------------------------------------------------------------------------------------------------
 
     def _on_worker_joined(self, event: t.WorkerJoined) -> None:
-        missing = self.shortfall is not None
+        missing = self._state.shortfall is not None
         self._workers.on_joined(event)
-        if missing and self.shortfall is None:
+        if missing and self._state.shortfall is None:
             self._passes.on_workers_back()
+        self._place_unheld()
+
+    def _place_unheld(self) -> None:
+        """A worker may hold now what none did."""
+        for demand in self._state.take_unheld():
+            self._slots.place(demand)
+
+    def _on_holdings_changed(self, event: t.HoldingsChanged) -> None:
+        """What is queued at the worker and not there any more goes elsewhere. A load that has begun ends by itself, or
+        fails."""
+        worker = self._state.workers.get(event.worker)
+        if worker is None:
+            return
+        holders = self._workers.holders
+        holders.on_changed(event.worker, event.held)
+        self._workers.settle()
+        misplaced = [demand for demand in worker.queue if not holders.holds(event.worker, demand.expert)]
+        for demand in misplaced:
+            self._slots.detach(demand)
+        for demand in misplaced:
+            self._slots.place(demand)
+        self._place_unheld()
 
     def _on_worker_lost(self, event: t.WorkerLost) -> None:
         """What it was to load or compute goes to other workers. If none is left, or they cannot hold it, it waits; a
@@ -254,8 +279,14 @@ class Core:
         return self._state.visits.get(visit.id) is visit and visit.demands.get(demand.key) is demand
 
     def _on_worker_wait_expired(self, event: t.WorkerWaitExpired) -> None:
-        if self.shortfall is not None:
+        if self._state.shortfall is not None:
             self._fail_all(event.reason)
+            return
+        unheld = sorted(self._state.unheld.values(), key=lambda demand: demand.urgency)
+        for demand in unheld:
+            if demand.confirmed and demand.state != "over":
+                story = self._workers.holders.story(demand.expert)
+                self._fail(demand.visit.id.request, f"{story}; {event.reason}")
 
     def _on_requests_stalled(self, event: t.RequestsStalled) -> None:
         stalled = {key.request: None for key, visit in self._state.visits.items() if visit.uncomputed}

@@ -70,17 +70,17 @@ class SlotTable:
     # --- demands ------------------------------------------------------------------------------------------------
 
     def place_on_host(self, demand: Demand) -> None:
-        """It is computed where its expert lies, at the host place with the smallest backlog."""
-        worker = self._workers.least_busy_host()
+        """It is computed where its expert lies, at the host place with the smallest backlog of those that hold it."""
+        worker = self._workers.least_busy_host(demand.expert)
         worker.hosted[demand.seq] = demand
         worker.backlog += 1
         demand.move_to_host(worker.number)
         self._rows.on_ready(demand)
 
     def place(self, demand: Demand, number: int | None = None, avoid: int | None = None) -> None:
-        """Share its expert where that is in a slot; else queue it beside another demand for it, else at its home, else
-        at worker `number`, else at the least busy one, not `avoid` if there is another. While workers are missing it
-        waits without a worker; a suspect also while another is tried."""
+        """Share its expert where that is in a slot; else queue it beside another demand for it, else where
+        `WorkerTable.choose` says. While workers are missing, or none holds the expert, it waits without a worker; a
+        suspect also while another is tried."""
         if demand.lost and demand.confirmed:
             if self._state.tried not in (None, demand):
                 self._state.wait(demand)
@@ -94,12 +94,10 @@ class SlotTable:
             self._state.wait(demand)
             return
         twin = self._twin_of(demand)
-        if twin is not None:
-            number = twin.worker
-        elif self._workers.homes is not None:
-            number = self._workers.homes.worker_of(demand.expert)
-        elif number is None:
-            number = self._workers.least_busy(demand.visit.turn, avoid)
+        number = twin.worker if twin is not None else self._workers.choose(demand, number, avoid)
+        if number is None:
+            self._state.lack(demand)
+            return
         spread = self._state.spread.get(demand.visit.due)
         if spread is not None and twin is None:
             spread[number] += 1
@@ -155,6 +153,7 @@ class SlotTable:
         """It is queued at its worker, or waits for one: no longer."""
         if demand.worker < 0:
             self._state.waiting.pop(demand.seq, None)
+            self._state.unheld.pop(demand.seq, None)
         else:
             self._dequeue(self._state.workers.get(demand.worker), demand)
 

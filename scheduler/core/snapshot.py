@@ -49,13 +49,15 @@ class CoreSnapshot:
     """What is missing, while open requests wait for workers."""
     waiting: tuple[ExpertId, ...] = ()
     """Needed by visits, and without a worker until the shortfall is over, or until another suspect's trial is."""
+    unheld: tuple[ExpertId, ...] = ()
+    """Needed by visits, and held by no worker."""
     workers: dict[int, WorkerSnapshot] = field(default_factory=dict)
 
     @property
     def idle(self) -> bool:
         """Nothing is under way; experts may stay in slots, or be on their way there."""
         busy = any(one.queued or one.hosted or one.needed or one.backlog for one in self.workers.values())
-        return not (busy or self.requests or self.visits or self.calls or self.waiting or self.audits)
+        return not (busy or self.requests or self.visits or self.calls or self.waiting or self.unheld or self.audits)
 
 
 def snapshot(state: State) -> CoreSnapshot:
@@ -67,6 +69,7 @@ def snapshot(state: State) -> CoreSnapshot:
         audits=tuple(audit.number for audit in state.audits.values()),
         shortfall=state.shortfall,
         waiting=waiting_experts(state),
+        unheld=tuple(demand.expert for demand in state.unheld.values()),
         workers={number: _worker(worker, state.audits.values()) for number, worker in state.workers.items()},
     )
 

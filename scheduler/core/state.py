@@ -428,6 +428,8 @@ class State:
     waiting: dict[int, Demand] = field(default_factory=dict)
     """Demands without a worker, by `Demand.seq`: they get one when the shortfall is over. Suspects among them get one
     when no other is `tried`."""
+    unheld: dict[int, Demand] = field(default_factory=dict)
+    """Demands for experts that no worker holds, by `Demand.seq`: they get one when a worker holds them."""
     tried: Demand | None = None
     """The suspect that is being loaded or computed again. Only one is at a time: if its worker is lost too, the others
     had no part in that."""
@@ -447,6 +449,21 @@ class State:
         """For a worker, or for the end of a trial."""
         demand.worker = -1
         self.waiting[demand.seq] = demand
+
+    def lack(self, demand: Demand) -> None:
+        """No worker holds its expert. A warm-up is over with that."""
+        self.end_trial(demand)
+        if demand.origin == "warm-up":
+            demand.end_warm_up()
+            return
+        demand.worker = -1
+        self.unheld[demand.seq] = demand
+
+    def take_unheld(self) -> list[Demand]:
+        """Those whose experts no worker held, most urgent first; `SlotTable.place` them then."""
+        unheld = sorted(self.unheld.values(), key=_urgency)
+        self.unheld.clear()
+        return unheld
 
     def take_waiting(self) -> list[Demand]:
         """Those that have waited for a worker, most urgent first; `SlotTable.place` them then."""

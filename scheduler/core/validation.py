@@ -56,7 +56,7 @@ def _visits(state: State) -> Iterator[str]:
 def _demand(state: State, demand: Demand) -> Iterator[str]:
     """It is in the one place where its state says that it is."""
     worker, entry = state.workers.get(demand.worker), demand.entry
-    waits = state.waiting.get(demand.seq) is demand
+    waits = state.waiting.get(demand.seq) is demand or state.unheld.get(demand.seq) is demand
     queued = worker is not None and demand in worker.queue
     hosted = worker is not None and worker.hosted.get(demand.seq) is demand
     in_slot = worker is not None and entry is not None and entry in worker.slots and demand in entry.users
@@ -70,7 +70,7 @@ def _demand(state: State, demand: Demand) -> Iterator[str]:
 
 
 def _waiting(state: State, demands: set[Demand]) -> Iterator[str]:
-    for seq, demand in state.waiting.items():
+    for seq, demand in (*state.waiting.items(), *state.unheld.items()):
         if demand.seq != seq or demand.worker != -1 or demand not in demands:
             yield f"{_name(demand)} waits for a worker, and no visit needs it so"
     if state.tried is not None and state.tried not in demands:

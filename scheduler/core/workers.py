@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from scheduler import types as t
 from scheduler.core.groups import Grouping, weighted_ring
+from scheduler.core.holders import Holders
 from scheduler.core.homes import Homes
-from scheduler.core.state import LayerVisit, State, Worker
+from scheduler.core.state import Demand, LayerVisit, State, Worker
 from scheduler.errors import ConfigError
 from scheduler.policies.placement import Costs
-from scheduler.policies.residency.base import Residency
+from scheduler.policies.residency.base import NoCache, Residency
+
+AWAY = 2.0
+"""An expert is loaded elsewhere than at its home if that has so many more to load or compute. One of median speed
+counts 1."""
 
 
 class WorkerTable:
@@ -31,7 +36,10 @@ class WorkerTable:
         self._state = state
         self._grouping = grouping
         self._residency = residency
-        self.homes = Homes(state.shape) if residency.has_homes else None
+        self.holders = Holders()
+        self._sticks = not isinstance(residency, NoCache)
+        """In parts, the same expert goes to the same worker, so that caches do not repeat each other."""
+        self.homes = Homes(state.shape, self.holders) if residency.has_homes else None
         """Where each expert lives, if the residency gives it one worker and loads it nowhere else."""
 
     @property
@@ -64,6 +72,7 @@ class WorkerTable:
             raise ConfigError(f"worker {number} has {slots} slots; allowed: 0 (a host place), 1, 2, ...")
         free, losses = list(range(slots)), self._state.losses
         self._state.workers[number] = Worker(number, event, [None] * slots, free, joined_at=losses)
+        self.holders.on_worker_joined(number, slots, event.held)
         if not slots:
             self.hosts = tuple(sorted((*self.hosts, number)))
             return
@@ -80,6 +89,7 @@ class WorkerTable:
         if worker is None:
             return None
         self._state.losses += 1
+        self.holders.on_worker_lost(number, event.reason)
         self.hosts = tuple(n for n in self.hosts if n != number)
         if number not in self.live:
             return worker
@@ -116,6 +126,36 @@ class WorkerTable:
 
     # --- which worker -------------------------------------------------------------------------------------------
 
+    def choose(self, demand: Demand, assigned: int | None, avoid: int | None) -> int | None:
+        """Where the demand's expert is loaded: at its home; else at the worker that its turn has assigned; else at the
+        least busy one, not `avoid` if there is another. Of a store in parts, at a worker that holds it: None if there
+        is none."""
+        home = self.homes.worker_of(demand.expert) if self.homes is not None else None
+        if home is not None and self.holders.holds(home, demand.expert):
+            return home
+        if self.holders.in_parts:
+            return self._holder(demand, avoid)
+        return assigned if assigned is not None else self.least_busy(demand.visit.turn, avoid)
+
+    def _holder(self, demand: Demand, avoid: int | None) -> int | None:
+        """The least busy worker that holds it; with a cache its home, unless that is much busier."""
+        among = self.holders.of(demand.expert)
+        if len(among) < 2:
+            return among[0] if among else None
+        visit = demand.visit
+        best = self.least_busy(visit.turn, avoid, among) if demand.confirmed else self.spread(visit, among)
+        home = self.holders.home(demand.expert) if self._sticks else best
+        if home in (best, avoid):
+            return best
+        near, far = (self._business(number, demand) for number in (home, best))
+        return home if near < far + AWAY else best
+
+    def _business(self, number: int, demand: Demand) -> float:
+        """Experts that the worker has to load or compute: for gates, or for the layer of a prediction."""
+        worker = self._state.workers[number]
+        count = worker.backlog if demand.confirmed else self._state.spread[demand.visit.due].get(number, 0)
+        return (count + 1) * worker.pace
+
     def group(self, turn: int) -> list[int]:
         """The workers that serve this turn's layer together; empty where there are none."""
         return self._grouping.group(self.turns, turn) if self.live else []
@@ -125,12 +165,17 @@ class WorkerTable:
         count = self._state.shape.count(ordinal)
         return self._grouping.share(self.turns, ordinal, count) if self.live else [None] * count
 
-    def least_busy(self, turn: int, avoid: int | None = None) -> int:
+    def _ring(self, turn: int, among: Collection[int] | None) -> Iterable[int]:
+        ring = self._grouping.ring(self.turns, turn)
+        return ring if among is None else (number for number in ring if number in among)
+
+    def least_busy(self, turn: int, avoid: int | None = None, among: Collection[int] | None = None) -> int:
         """For an expert that no prediction has assigned: who would have computed it first by its backlog and speed,
         then a slot that is free or can be made so, then this turn's group. `avoid`: taken only if it is the only one.
+        `among`: of these workers; None: of all.
         """
         best, least = -1, (True, math.inf, True)
-        for number in self._grouping.ring(self.turns, turn):
+        for number in self._ring(turn, among):
             worker = self._state.workers[number]
             key = number == avoid, (worker.backlog + 1) * worker.pace, not (worker.free or worker.idle)
             if key < least:
@@ -139,17 +184,17 @@ class WorkerTable:
                     break
         return best
 
-    def spread(self, visit: LayerVisit) -> int:
+    def spread(self, visit: LayerVisit, among: Collection[int] | None = None) -> int:
         """For an expert predicted for a layer of several rows: a worker that has no expert for the layers next to it,
         as many as the workers can serve without any of them loading twice, and more for a slow one. A slot is taken
         until its layer. Of those the one with the fewest of this layer's experts for its speed, then of prefetches,
-        then the first from this turn's group on."""
+        then the first from this turn's group on. `among`: as in `least_busy`."""
         counts, workers = self._state.spread.setdefault(visit.due, Counter()), self._state.workers
         rows = sum(one.tokens for one in self._state.step.passes.values() if not one.prefill)
         experts = min(self._state.shape.experts, max(1, rows) * self._state.shape.top_k)
         turns = max(1, len(self.live) // experts)
 
-        ring = enumerate(self._grouping.ring(self.turns, visit.turn))
+        ring = enumerate(self._ring(visit.turn, among))
         best, farthest = -1, -1.0
         for _, _, _, number in sorted([self._load_of(counts, number, place) for place, number in ring]):
             worker = workers[number]
@@ -166,8 +211,14 @@ class WorkerTable:
         worker = self._state.workers[number]
         return (counts.get(number, 0) + 1) * worker.pace, worker.prefetches * worker.pace, place, number
 
-    def least_busy_host(self) -> Worker:
-        return min((self._state.workers[number] for number in self.hosts), key=lambda w: (w.backlog, w.number))
+    def has_host(self, expert: t.ExpertId) -> bool:
+        """Whether a host place holds it."""
+        return any(self.holders.holds(number, expert) for number in self.hosts)
+
+    def least_busy_host(self, expert: t.ExpertId) -> Worker:
+        """Of the host places that hold it."""
+        hosts = (self._state.workers[number] for number in self.hosts if self.holders.holds(number, expert))
+        return min(hosts, key=lambda w: (w.backlog, w.number))
 
 
 def _mean(values: list[float]) -> float:

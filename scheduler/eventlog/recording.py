@@ -250,6 +250,7 @@ _OF_TYPE: dict[Any, Callable[[Any], Any]] = {
     t.ExpertId: _tuple_check(t.ExpertId, _int, _int),
     tuple[int, ...]: _several(_int),
     tuple[t.Pass, ...]: _several(_tuple_check(t.Pass, _int, _int, _int, _type_check(bool))),
+    tuple[t.HeldRange, ...] | None: _or_none(_several(_tuple_check(t.HeldRange, _int, _int, _int))),
     tuple[t.FormCost, ...]: _several(_tuple_check(t.FormCost, _form, _finite, _finite, _type_check(bool))),
     Alignment: _type_check(Alignment),
     t.ModelShape: _type_check(t.ModelShape),
@@ -282,6 +283,8 @@ _EVENTS, _COMMANDS = _forms(t.Event), _forms(t.Command)
 _FIELDS = {
     cls: [attrgetter(field.name) for field in dataclasses.fields(cls)] for cls, _ in (_EVENTS | _COMMANDS).values()
 }
+_ADDED: dict[str, tuple[Any, ...]] = {"WorkerJoined": (None,)}
+"""The values of the last fields in recordings that were made before these were there."""
 
 
 def _row(fact: t.Event | t.Command) -> list[Any]:
@@ -294,7 +297,8 @@ def _fact(row: Any, forms: dict[str, tuple[Any, Callable[[Any], Any]]], shape: t
     name, *fields = _tuple(row) or (None,)
     if name not in forms:
         raise _WrongError(f"{name!r} is not an event or a command; known: {', '.join(forms)}")
-    fact = forms[name][1](tuple(fields))
+    added = _ADDED.get(name, ()) if len(fields) < len(_FIELDS[forms[name][0]]) else ()
+    fact = forms[name][1]((*fields, *added))
     layers, experts = _layers_and_experts(fact)
     if not set(layers) <= set(shape.layers) or not all(0 <= expert < shape.experts for expert in experts):
         raise _WrongError(f"{fact} names a layer or an expert that the model does not have")
@@ -313,6 +317,9 @@ def _layers_and_experts(fact: Any) -> tuple[list[int], list[int]]:
         return [fact.layer], []
     if isinstance(fact, t.Route):
         return [fact.visit.layer], [*(expert for row in fact.experts for expert in row), *fact.resident]
+    if isinstance(fact, t.WorkerJoined | t.HoldingsChanged):
+        held = fact.held or ()
+        return [one.layer for one in held], [end for one in held for end in (one.first, one.last)]
     if isinstance(fact, t.Load | t.Evict | t.Compute | t.AuditRequested):
         return [fact.expert.layer], [fact.expert.expert]
     return [], []

@@ -10,6 +10,7 @@ import pytest
 
 from scheduler import types as t
 from scheduler.core.groups import RoundRobin
+from scheduler.core.holders import Holders
 from scheduler.core.homes import Homes
 from scheduler.core.machine import MAX_FAILURES
 from scheduler.errors import ConfigError
@@ -195,7 +196,7 @@ def test_experts_get_homes_when_a_request_needs_them_on_all_workers_that_have_jo
 
 @pytest.mark.parametrize(("workers", "layers", "experts"), [(8, 4, 8), (3, 5, 4), (5, 2, 8), (1, 3, 2)])
 def test_homes_are_where_prefill_would_share_them_out(workers: int, layers: int, experts: int) -> None:
-    homes = Homes(t.ModelShape(tuple(range(layers)), experts, 2))
+    homes = Homes(t.ModelShape(tuple(range(layers)), experts, 2), Holders())
     for worker in range(workers):
         homes.on_worker_joined(worker, -(-layers * experts // workers))
     homes.settle()
@@ -205,7 +206,7 @@ def test_homes_are_where_prefill_would_share_them_out(workers: int, layers: int,
 
 
 def test_homes_fill_workers_of_any_size() -> None:
-    homes = Homes(t.ModelShape((1, 3), 4, 2, by_layer=(4, 3)))
+    homes = Homes(t.ModelShape((1, 3), 4, 2, by_layer=(4, 3)), Holders())
     for worker, slots in ((2, 1), (5, 4), (7, 2)):
         homes.on_worker_joined(worker, slots)
     homes.settle()

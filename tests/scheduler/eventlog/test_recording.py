@@ -292,6 +292,8 @@ OF_TYPE: dict[Any, st.SearchStrategy[Any]] = {
     t.ExpertId: st.builds(t.ExpertId, LAYERS, EXPERTS),
     tuple[int, ...]: st.lists(EXPERTS, max_size=4).map(tuple),
     tuple[t.Pass, ...]: st.lists(st.builds(t.Pass, INTS, INTS, INTS, st.booleans()), max_size=3).map(tuple),
+    tuple[t.HeldRange, ...] | None: st.none()
+    | st.lists(st.builds(t.HeldRange, LAYERS, EXPERTS, EXPERTS), max_size=3).map(tuple),
     tuple[t.FormCost, ...]: st.lists(
         st.builds(t.FormCost, st.sampled_from(["", "int4", "int2"]), FLOATS, FLOATS, st.booleans()), max_size=3
     ).map(tuple),
@@ -397,9 +399,14 @@ def changed(rows: list[Any], where: tuple[Any, ...], value: Any) -> list[Any]:
         ((3, 0), -5.0, "event 2 of it: its time is -5.0"),
         ((1, 1, 0), "WorkerBored", "'WorkerBored' is not an event or a command; known: WorkerJoined"),
         ((1, 1, 2), True, "True where int is expected"),
-        ((1, 1), ["WorkerJoined", 0], "6 values are expected"),
+        ((1, 1), ["WorkerJoined", 0], "7 values are expected"),
         ((1, 1), ["WorkerJoined", 0, 1, float("inf"), 0.0, 0.0, []], "inf where a number is expected"),
         ((1, 1), ["WorkerJoined", 0, 1, 0.0, 0.0, 0.0, [["int3", 0.0, 0.0, True]]], "'int3' where one of '', 'int4'"),
+        (
+            (1, 1),
+            ["WorkerJoined", 0, 1, 0.0, 0.0, 0.0, [], [[0, 0, 77]]],
+            "a layer or an expert that the model does not",
+        ),
         ((1, 2), [["Load", 0, 0, [77, 0], 1, ""]], "names a layer or an expert that the model does not have"),
         ((1, 2), {"a": 1}, "where an array is expected"),
         ((1,), 7, "declares 7 events but has 0"),
@@ -409,6 +416,13 @@ def changed(rows: list[Any], where: tuple[Any, ...], value: Any) -> list[Any]:
 def test_what_is_wrong_is_said(tmp_path: Path, log: bytes, where: tuple[Any, ...], value: Any, says: str) -> None:
     with pytest.raises(ConfigError, match=says):
         read(tmp_path, packed(changed(objects(log), where, value)))
+
+
+def test_a_recording_from_before_parts_is_read(tmp_path: Path, log: bytes) -> None:
+    rows = objects(log)
+    assert rows[1][1][0] == "WorkerJoined"
+    assert rows[1][1].pop() is None
+    assert read(tmp_path, packed(rows)).events == read(tmp_path, log).events
 
 
 OLD_HEAD = bytes.fromhex("84a6666f726d6174af6f646d6f65207265636f7264696e67a776657273696f6e02a561626f757480a4636f726580")
