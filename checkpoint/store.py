@@ -15,7 +15,7 @@ import contextlib
 import hashlib
 import json
 import os
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -76,6 +76,14 @@ class ExpertStore:
     def layers(self, form: str = "") -> dict[int, LayerSpec]:
         """Layouts of a form's files, by layer. Raises StoreError for a form that the store lacks."""
         return self.manifest.form(form).layers if form else self.manifest.layers
+
+    def experts(self, form: str = "") -> Iterator[tuple[ExpertId, Blob]]:
+        """Those whose bytes are here, layer by layer. Raises StoreError for a form that the store lacks."""
+        for layer, spec in self.layers(form).items():
+            for number, blob in enumerate(spec.blobs):
+                expert = ExpertId(layer, number)
+                if self.held is None or expert in self.held:
+                    yield expert, blob
 
     def locate(self, layer: int, expert: int, form: str = "") -> tuple[Path, Blob]:
         """The file and blob of an expert. Raises StoreError for one that does not exist, NotHeldError for one that is

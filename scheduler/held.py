@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from scheduler.types import ExpertId, HeldRange
 
@@ -16,6 +16,16 @@ def ranges_of(experts: Iterable[ExpertId]) -> tuple[HeldRange, ...]:
         else:
             found.append(HeldRange(layer, expert, expert))
     return tuple(found)
+
+
+def flat_ranges(experts: Iterable[ExpertId]) -> tuple[int, ...]:
+    """The ranges as a message has them, one after the other."""
+    return tuple(number for one in ranges_of(experts) for number in one)
+
+
+def ranges_from(flat: Sequence[int]) -> tuple[HeldRange, ...]:
+    """The ranges of a message."""
+    return tuple(HeldRange(*flat[at : at + 3]) for at in range(0, len(flat), 3))
 
 
 def experts_of(ranges: Iterable[HeldRange]) -> frozenset[ExpertId]:

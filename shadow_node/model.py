@@ -18,7 +18,7 @@ from checkpoint.native.parameters import ExpertParameters
 from checkpoint.sizes.message_limits import message_limits
 from checkpoint.store import ExpertStore
 from checkpoint.tensors import return_freed_memory
-from scheduler.errors import LaunchError
+from scheduler.errors import LaunchError, NotHeldError
 from shadow_node.quantise import ShadowExperts, check_scheme, compute_dtype, module_bytes, quantise_model
 
 FREED_BYTES = 64 << 20
@@ -49,13 +49,18 @@ class Gate(NamedTuple):
 class ShadowModel:
     """`scheme` is fp16, int8 or nf4. While quantising, one expert at a time is in memory at full precision.
 
-    Raises LaunchError where the device has no room for it.
+    Raises LaunchError where the device has no room for it, NotHeldError for a part of a store.
     """
 
     def __init__(
         self, store: ExpertStore, scheme: str, device: str = "cpu", progress: Callable[[int, int], None] | None = None
     ) -> None:
         check_scheme(scheme)
+        if store.held is not None:
+            raise NotHeldError(
+                f"the shadow needs all experts, and {store.path} holds {len(store.held)} of them; give its host the "
+                "whole store"
+            )
         self.scheme = scheme
         self.limits = message_limits(store)
         self.device = device

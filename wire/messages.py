@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-PROTOCOL_VERSION = 12
+PROTOCOL_VERSION = 13
 """Both ends of a stream must speak the same version."""
 
 MAX_MESSAGE_BYTES = 64 * 1024 * 1024
@@ -190,6 +190,18 @@ class WorkerReady:
     """Whether the worker has slots, and memory to restore it, for the form."""
     queue_bytes: int = 0
     """Most bytes of rows that may wait here; the main node keeps back what exceeds it. 0: as many as a message has."""
+    in_parts: bool = False
+    """The worker holds only the experts in `held`; else all of the store."""
+    held: tuple[int, ...] = ()
+    """Layer, first and last expert of each range that it holds, one after the other, ascending."""
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """The worker's part of the store has changed. The fields are as those of `WorkerReady`."""
+
+    in_parts: bool
+    held: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -376,7 +388,7 @@ class ShadowUsage:
 
 
 ToWorker = Hello | Load | Evict | Compute | AskUsage | AskTrace | Echo | Beat | Bundle
-FromWorker = WorkerReady | Loaded | Computed | WorkerUsage | TraceRecords | Failed | Echo | Beat | Bundle
+FromWorker = WorkerReady | Held | Loaded | Computed | WorkerUsage | TraceRecords | Failed | Echo | Beat | Bundle
 ToShadow = Hello | OpenRequest | Align | CloseRequest | AskUsage | AskTrace | Echo | Beat
 FromShadow = ShadowReady | Prediction | ShadowProgress | Draft | ShadowUsage | TraceRecords | Failed | Echo | Beat
 Message = ToWorker | FromWorker | ToShadow | FromShadow | Stamped

@@ -136,8 +136,7 @@ class HostPlace:
             hidden, weights = torch.full((rows, width), 0.5, dtype=dtype), torch.ones(rows, dtype=dtype)
             return self.compute(layer, expert, hidden, weights)
 
-        layers = manifest.layers
-        experts = ((layer, expert) for layer in manifest.moe_layers for expert in range(len(layers[layer].blobs)))
+        experts = (expert for expert, _ in self.store.experts())
         try:
             return computing_costs([partial(compute, *one) for one in itertools.islice(experts, MEASURED_EXPERTS)])
         except OSError as error:

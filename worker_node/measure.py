@@ -60,7 +60,7 @@ def _rates(
 ) -> Iterator[float]:
     """Bytes a second of each load."""
     measuring, moved = time.monotonic(), 0
-    experts = ((layer, expert) for layer, spec in store.layers(form).items() for expert in range(len(spec.blobs)))
+    experts = (expert for expert, _ in store.experts(form))
     share = store.manifest.form_bytes(form) / store.manifest.blob_bytes
     for (layer, expert), slot in zip(itertools.islice(experts, LOADS), itertools.cycle(slots), strict=False):
         done = moved >= BYTES or (moved and time.monotonic() - measuring >= SECONDS)

@@ -12,6 +12,7 @@ import torch
 from checkpoint.store import ExpertStore
 from checkpoint.tensors import tensor_bytes
 from scheduler.errors import LinkError, ODMoEError, ProtocolError
+from scheduler.held import flat_ranges
 from scheduler.model_limits import ModelLimits
 from scheduler.types import ExpertId
 from wire import runtime
@@ -89,6 +90,8 @@ class ComputeSession(Session):
             call_s=self._node.costs[0],
             row_s=self._node.costs[1],
             queue_bytes=self._rows.most if self._rows is not None else QUEUE_BYTES,
+            in_parts=self._node.store.held is not None,
+            held=flat_ranges(self._node.store.held or ()),
         )
 
     def admit(self, message: Compute) -> bool:

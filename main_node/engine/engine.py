@@ -14,7 +14,7 @@ from main_node.engine.deadlines import Deadlines
 from main_node.engine.layer import LayersInFlight, LayerWork, compute_message
 from main_node.engine.output_checks import OutputChecks
 from main_node.engine.pace import Pace, RealPace
-from main_node.engine.peer import prediction_of
+from main_node.engine.peer import held_of, prediction_of
 from main_node.engine.peers import Peers
 from main_node.engine.sequence import shadow_messages
 from main_node.engine.tracing import EventSpans, MainSpans, gather
@@ -112,6 +112,8 @@ class Engine:
             owed.settle(number, message.load_id, t.Load)
             self.peers.roster.on_loaded(number, message.nbytes, message.seconds)
             self.post(t.LoadEnded(message.load_id, message.nbytes))
+        elif isinstance(message, w.Held):
+            self.post(t.HoldingsChanged(number, held_of(message)))
         elif not isinstance(message, w.Failed):
             raise ProtocolError(f"worker {number} sent {type(message).__name__}, which a worker never sends")
         elif message.load_id:

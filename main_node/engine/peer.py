@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 from scheduler import errors
 from scheduler import types as t
 from scheduler.errors import DeadlineError, LinkError, ODMoEError, ProtocolError
+from scheduler.held import ranges_from
 from scheduler.model_limits import ModelLimits
 from scheduler.one_line import one_line
 from scheduler.policies.precision import FORMS, FULL
@@ -22,6 +23,7 @@ from wire.messages import (
     AskUsage,
     Echo,
     Failed,
+    Held,
     Hello,
     Message,
     Prediction,
@@ -59,7 +61,13 @@ def worker_of(number: int, ready: WorkerReady) -> t.WorkerJoined:
     if not all(math.isfinite(cost) and cost >= 0 for cost in seconds):
         raise ProtocolError(f"worker {number} has forms that cost {seconds} seconds; allowed: finite, at least 0")
     load_s = ready.slot_bytes / ready.load_bytes_per_s if ready.load_bytes_per_s > 0 else 0.0
-    return t.WorkerJoined(number, ready.slots, load_s, ready.call_s, ready.row_s, tuple(map(t.FormCost, *costs)))
+    forms = tuple(map(t.FormCost, *costs))
+    return t.WorkerJoined(number, ready.slots, load_s, ready.call_s, ready.row_s, forms, held_of(ready))
+
+
+def held_of(message: WorkerReady | Held) -> tuple[t.HeldRange, ...] | None:
+    """The experts of a worker's part of the store; None: it has all."""
+    return ranges_from(message.held) if message.in_parts else None
 
 
 def prediction_of(message: Message, shape: t.ModelShape, on_prediction: Callable[[Prediction], None]) -> t.Predicted:

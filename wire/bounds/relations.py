@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from scheduler.held import ranges_from
 from scheduler.model_limits import ModelLimits
 from wire import messages as w
 
@@ -48,13 +49,29 @@ def relations_of(limits: ModelLimits) -> dict[type, Relation]:
         w.Compute: compute,
         w.Prediction: prediction,
         w.WorkerReady: lambda message: _ready(message, limits),
+        w.Held: lambda message: _held(message, limits),
         w.WorkerUsage: lambda message: _usage(message, limits),
         w.TraceRecords: _spans,
         w.OpenRequest: lambda message: _request(message, limits),
     }
 
 
+def _held(message: w.WorkerReady | w.Held, limits: ModelLimits) -> str:
+    if len(message.held) % 3 or (message.held and not message.in_parts):
+        return f"{len(message.held)} numbers for ranges of three, in parts: {message.in_parts}"
+    before = (-1, -1)
+    for layer, first, last in ranges_from(message.held):
+        if limits.experts and last >= limits.experts.get(layer, 0):
+            return f"experts {first} to {last} of layer {layer}, which has {limits.experts.get(layer, 0)}"
+        if not before < (layer, first) <= (layer, last):
+            return f"experts {first} to {last} of layer {layer} after expert {before[1]} of layer {before[0]}"
+        before = layer, last
+    return ""
+
+
 def _ready(ready: w.WorkerReady, limits: ModelLimits) -> str:
+    if fault := _held(ready, limits):
+        return fault
     if not ready.slots:
         return f"no slots, of {ready.slot_bytes} bytes each" if ready.slot_bytes else ""
     least = limits.least_slot_bytes or 1

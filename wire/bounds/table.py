@@ -6,7 +6,7 @@ and experts that it has, rows that its experts take, tokens of its vocabulary, p
 
 from __future__ import annotations
 
-from scheduler.limits import MAX_EXPERTS
+from scheduler.limits import MAX_EXPERTS, MAX_SLOTS
 from scheduler.model_limits import ModelLimits
 from wire import messages as w
 from wire.bounds.kinds import (
@@ -71,6 +71,7 @@ def fields_of(limits: ModelLimits) -> dict[type, dict[str, Bound]]:
     slot = whole((limits.slots or MAX_EXPERTS) - 1)
     rows = whole(min(context * experts, MAX_MESSAGE_BYTES), least=1)
     width = _width(limits)
+    held = wholes(MAX_EXPERTS, 3 * (sum(limits.experts.values()) or MAX_SLOTS))
     cached = any_tensor(max(limits.context, STATE_WIDTH * limits.hidden) or MAX_MESSAGE_BYTES)
     lasting, rate, memory = seconds(LONG_S), seconds(RATE), whole(MEMORY)
     return {
@@ -127,7 +128,10 @@ def fields_of(limits: ModelLimits) -> dict[type, dict[str, Bound]]:
             "form_restore_s": many(lasting, MAX_FORMS),
             "form_fits": many(flag(), MAX_FORMS),
             "queue_bytes": memory,
+            "in_parts": flag(),
+            "held": held,
         },
+        w.Held: {"in_parts": flag(), "held": held},
         w.Loaded: {
             "load_id": an_id,
             "nbytes": whole(limits.slot_bytes or MEMORY),

@@ -27,7 +27,7 @@ _sharing = runtime.Lock()
 
 
 class HostSlab:
-    """All experts in each of `forms`, read and checked at construction.
+    """All experts that the store holds, in each of `forms`, read and checked at construction.
 
     `pinned`: page-locked, so that a GPU can copy from it.
 
@@ -36,7 +36,7 @@ class HostSlab:
     """
 
     def __init__(self, store: ExpertStore, pinned: bool, forms: tuple[str, ...] = ("",)) -> None:
-        total = sum(blob.length for form in forms for layer in store.layers(form).values() for blob in layer.blobs)
+        total = sum(blob.length for form in forms for _, blob in store.experts(form))
         check_room(total, available_memory(), store)
         self.memory = aligned_buffer(total)
         self._blobs: dict[tuple[int, int, str], torch.Tensor] = {}
@@ -57,20 +57,19 @@ class HostSlab:
 
     def _read(self, store: ExpertStore, forms: tuple[str, ...]) -> None:
         loader, digests, start = DiskLoader(store), Digests("slab-check"), 0
-        every = ((form, layer, spec) for form in forms for layer, spec in store.layers(form).items())
+        every = ((form, *one) for form in forms for one in store.experts(form))
         try:
-            for form, layer, spec in every:
-                for expert, blob in enumerate(spec.blobs):
-                    place = self.memory[start : start + blob.length]
-                    digest = digests.new()
-                    loader.load(layer, expert, place, lambda: False, form, digest)
-                    if digest.hex() != blob.checksum:
-                        raise CorruptStoreError(
-                            f"expert {expert} of layer {layer} in {store.path / spec.file} fails its checksum; make "
-                            "the store again"
-                        )
-                    self._blobs[layer, expert, form] = place
-                    start += blob.length
+            for form, (layer, expert), blob in every:
+                place = self.memory[start : start + blob.length]
+                digest = digests.new()
+                loader.load(layer, expert, place, lambda: False, form, digest)
+                if digest.hex() != blob.checksum:
+                    raise CorruptStoreError(
+                        f"expert {expert} of layer {layer} in {store.locate(layer, expert, form)[0]} fails its "
+                        "checksum; make the store again"
+                    )
+                self._blobs[layer, expert, form] = place
+                start += blob.length
         finally:
             loader.close()
             digests.close()
