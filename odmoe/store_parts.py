@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from scheduler.store_parts import missing_parts
 def make_parts(store: ExpertStore, parts: int, replicas: int, progress: Progress) -> dict[str, object]:
     """Write so many parts of a store, `replicas` of which hold each expert; facts of them. Raises StoreError."""
     sizes, folder = expert_sizes(store), store.path.with_name(f"{store.path.name}-parts")
-    names = {f"part-{number}": 1.0 for number in range(parts)}
+    names = {f"part-{number}": math.inf for number in range(parts)}
     wanted = missing_parts(sizes, names, replicas, {})
     _check_room(folder, sum(sizes[expert] for some in wanted.values() for expert in some))
     total, done = replicas * sum(sizes.values()), 0

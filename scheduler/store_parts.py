@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from itertools import groupby
 
-from scheduler.errors import ConfigError
+from scheduler.errors import ConfigError, DoesNotFitError
 from scheduler.types import ExpertId
 
 _LITTLE = 0.5
@@ -19,47 +19,44 @@ _LITTLE = 0.5
 
 def missing_parts(
     sizes: Mapping[ExpertId, int],
-    weights: Mapping[str, float],
+    rooms: Mapping[str, float],
     replicas: int,
     held: Mapping[str, Collection[ExpertId]],
 ) -> dict[str, frozenset[ExpertId]]:
     """The experts that each host is to be given, so that `replicas` hosts have each expert.
 
-    `sizes`: bytes of each expert. `weights`: of each host's share, such as the bytes of its disk. `held`: what hosts
-    have; none of them need be among `weights`. An expert is given only if it has too few holders, or to fill a host
-    that has little of its share, as a new one. The answer depends on the arguments alone, in their order.
+    `sizes`: bytes of each expert. `rooms`: bytes for experts that each host has, those that it holds among them.
+    `held`: what hosts have; some may have no room, as they are gone. An expert is given only if it has too few holders,
+    or to fill a host that has little of its share, as a new one. The answer depends on the arguments alone, in their
+    order.
 
-    Raises ConfigError if there are fewer hosts than `replicas`, or no share for one.
+    Raises ConfigError if there are fewer hosts than `replicas`, DoesNotFitError if they have too little room.
     """
-    if not 1 <= replicas <= len(weights):
-        raise ConfigError(f"replicas is {replicas}; allowed: 1 to {len(weights)}, the number of workers")
-    shares = fair_shares(sum(sizes.values()), weights, replicas)
-    spread = _Spread(sizes, shares, held)
+    if not 1 <= replicas <= len(rooms):
+        raise ConfigError(f"replicas is {replicas}; allowed: 1 to {len(rooms)}, the number of workers")
+    spread = _Spread(sizes, fair_shares(sum(sizes.values()), rooms, replicas), held)
     for expert in sizes:
         spread.complete(expert, replicas)
-    for host in weights:
+    for host in rooms:
         spread.fill(host)
     return {host: frozenset(experts) for host, experts in spread.given.items()}
 
 
-def fair_shares(total: int, weights: Mapping[str, float], replicas: int) -> dict[str, float]:
-    """Each host's share of `replicas` times `total` bytes, by weight; `total` at most, since no host needs two copies.
-
-    Raises ConfigError for a weight that is not positive.
-    """
-    for host, weight in weights.items():
-        if not weight > 0:
-            raise ConfigError(f"the weight of {host} is {weight}; allowed: more than 0")
+def fair_shares(total: int, rooms: Mapping[str, float], replicas: int) -> dict[str, float]:
+    """Each host's share of `replicas` times `total` bytes: the same for all that have room for it, the others' room for
+    the others. No host needs two copies. Raises DoesNotFitError."""
+    most = {host: max(0.0, min(float(total), room)) for host, room in rooms.items()}
+    left, needed = float(replicas * total), replicas * total
+    if sum(most.values()) < needed:
+        raise DoesNotFitError(
+            f"{replicas} copies of all experts are {needed / 1e9:.2f} GB, the hosts have room for "
+            f"{sum(most.values()) / 1e9:.2f}; make room there, or give fewer replicas or more workers"
+        )
     shares: dict[str, float] = {}
-    left, rest = float(replicas * total), dict(weights)
-    while rest:
-        together = sum(rest.values())
-        full = [host for host, weight in rest.items() if left * weight >= total * together]
-        for host in full or rest:
-            shares[host] = float(total) if full else left * rest[host] / together
-        left -= total * len(full)
-        rest = {host: weight for host, weight in rest.items() if full and host not in full}
-    return shares
+    for number, host in enumerate(sorted(most, key=most.__getitem__)):
+        shares[host] = min(most[host], left / (len(most) - number))
+        left -= shares[host]
+    return {host: shares[host] for host in rooms}
 
 
 class _Spread:
@@ -80,10 +77,16 @@ class _Spread:
                 self._note(host, expert)
 
     def complete(self, expert: ExpertId, replicas: int) -> None:
-        """Give an expert to the hosts that have least of their shares, until `replicas` have it."""
+        """Give an expert to the hosts that have least of their shares, until `replicas` have it. Raises
+        DoesNotFitError."""
         holders = self._holders[expert]
         while len(holders) < replicas:
-            self._give(min((host for host in self._shares if host not in holders), key=self._rank(expert)), expert)
+            able = [host for host, share in self._shares.items() if share and host not in holders]
+            if not able:
+                raise DoesNotFitError(
+                    f"{replicas} hosts are to hold each expert, {len(holders)} have room; make room on others"
+                )
+            self._give(min(able, key=self._rank(expert)), expert)
 
     def fill(self, host: str) -> None:
         """Give a host that has little of its share the experts of the fullest others, layer by layer."""

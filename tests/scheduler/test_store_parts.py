@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections import Counter
 from collections.abc import Mapping
@@ -9,11 +10,12 @@ from itertools import combinations
 
 import pytest
 
-from scheduler.errors import ConfigError
+from scheduler.errors import ConfigError, DoesNotFitError
 from scheduler.store_parts import fair_shares, missing_parts
 from scheduler.types import ExpertId
 
 Held = dict[str, frozenset[ExpertId]]
+ROOM = math.inf
 
 
 def model(layers: int, experts: int, *nbytes: int) -> dict[ExpertId, int]:
@@ -26,7 +28,7 @@ def after(held: Mapping[str, frozenset[ExpertId]], given: Held) -> Held:
 
 
 def placed(sizes: Mapping[ExpertId, int], hosts: int, replicas: int) -> Held:
-    return missing_parts(sizes, {f"h{n}": 1.0 for n in range(hosts)}, replicas, {})
+    return missing_parts(sizes, {f"h{n}": ROOM for n in range(hosts)}, replicas, {})
 
 
 def nbytes(sizes: Mapping[ExpertId, int], experts: frozenset[ExpertId]) -> int:
@@ -64,18 +66,18 @@ def test_what_moves_when_hosts_go_and_come(seed: int) -> None:
     assert copies(held) == dict.fromkeys(sizes, replicas)
     share = replicas * sum(sizes.values()) / count
     assert all(abs(nbytes(sizes, part) - share) <= 2 * largest for part in held.values())
-    assert not any(missing_parts(sizes, dict.fromkeys(held, 1.0), replicas, held).values())
+    assert not any(missing_parts(sizes, dict.fromkeys(held, ROOM), replicas, held).values())
 
     lost = choose.choice(sorted(held))
     left = {host: part for host, part in held.items() if host != lost}
-    given = missing_parts(sizes, dict.fromkeys(left, 1.0), replicas, held)
+    given = missing_parts(sizes, dict.fromkeys(left, ROOM), replicas, held)
     assert copies(given) == dict.fromkeys(held[lost], 1)  # a copy of each, and nothing else
     assert given.keys() == left.keys()
     left = after(left, given)
     share = replicas * sum(sizes.values()) / len(left)
     assert max(nbytes(sizes, part) for part in left.values()) <= share * 1.1 + 2 * largest
 
-    hosts = dict.fromkeys([*held, "new"], 1.0)
+    hosts = dict.fromkeys([*held, "new"], ROOM)
     given = missing_parts(sizes, hosts, replicas, held)
     assert {host for host, part in given.items() if part} <= {"new"}
     share = replicas * sum(sizes.values()) / len(hosts)
@@ -88,33 +90,33 @@ def test_an_interrupted_copy_is_taken_up_where_it_stopped() -> None:
     sizes = model(6, 8, 1)
     wanted = placed(sizes, 4, 2)
     begun = {host: frozenset(sorted(part)[:7]) for host, part in wanted.items()}
-    given = missing_parts(sizes, dict.fromkeys(wanted, 1.0), 2, begun)
+    given = missing_parts(sizes, dict.fromkeys(wanted, ROOM), 2, begun)
     assert all(not given[host] & begun[host] for host in wanted)
     assert copies(after(begun, given)) == dict.fromkeys(sizes, 2)
 
 
 def test_a_host_that_has_everything_keeps_it_and_counts() -> None:
     sizes = model(4, 8, 1)
-    given = missing_parts(sizes, {"whole": 1.0, "a": 1.0, "b": 1.0}, 2, {"whole": frozenset(sizes)})
+    given = missing_parts(sizes, {"whole": ROOM, "a": ROOM, "b": ROOM}, 2, {"whole": frozenset(sizes)})
     assert not given["whole"]
     assert copies(given) == dict.fromkeys(sizes, 1)
 
 
-def test_shares_are_by_weight_and_none_is_more_than_a_whole_copy() -> None:
-    assert fair_shares(100, {"a": 10, "b": 1, "c": 1}, 2) == {"a": 100, "b": 50, "c": 50}
-    assert fair_shares(100, {"a": 2, "b": 1, "c": 1}, 1) == {"a": 50, "b": 25, "c": 25}
+def test_hosts_with_little_room_get_what_they_have_room_for() -> None:
+    assert fair_shares(100, {"a": 150, "b": 80, "c": 20}, 2) == {"a": 100, "b": 80, "c": 20}
+    assert fair_shares(100, {"a": 90, "b": 10, "c": 90}, 1) == {"a": 45, "b": 10, "c": 45}
     sizes = model(10, 10, 1)
-    held = missing_parts(sizes, {"a": 3.0, "b": 2.0, "c": 1.0}, 1, {})
-    assert [len(held[host]) for host in "abc"] == pytest.approx([50, 33, 17], abs=2)
+    held = missing_parts(sizes, {"a": ROOM, "b": 40, "c": 15, "d": ROOM}, 2, {})
+    assert [len(held[host]) for host in "abcd"] == pytest.approx([72, 40, 15, 72], abs=2)
 
 
 @pytest.mark.parametrize(
-    ("weights", "replicas", "words"),
+    ("rooms", "replicas", "words"),
     [
-        ({"a": 1.0}, 2, "replicas is 2; allowed: 1 to 1"),
-        ({"a": 0.0}, 1, "the weight of a is 0.0; allowed: more than 0"),
+        ({"a": ROOM}, 2, "replicas is 2; allowed: 1 to 1"),
+        ({"a": 9.0, "b": 10.0}, 2, "are 0.00 GB, the hosts have room for 0.00; make room there"),
     ],
 )
-def test_what_cannot_be_is_named(weights: dict[str, float], replicas: int, words: str) -> None:
-    with pytest.raises(ConfigError, match=words):
-        missing_parts(model(1, 2, 1), weights, replicas, {})
+def test_what_cannot_be_is_named(rooms: dict[str, float], replicas: int, words: str) -> None:
+    with pytest.raises((ConfigError, DoesNotFitError), match=words):
+        missing_parts(model(5, 2, 1), rooms, replicas, {})
