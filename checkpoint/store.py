@@ -118,7 +118,8 @@ class ExpertStore:
             for number, layer in held.layers.items()
             if only is None or layer.file in only
         ]
-        total, done = sum(blob.length for _, _, layer in every for blob in layer.blobs), 0
+        read = [blob for _, number, layer in every for e, blob in enumerate(layer.blobs) if self._holds(number, e)]
+        total, done = sum(blob.length for blob in read), 0
 
         def step(nbytes: int) -> None:
             nonlocal done
@@ -128,14 +129,14 @@ class ExpertStore:
 
         try:
             for held, number, layer in every:
-                if fault := blob_fault(self.path, number, layer, step):
+                if fault := blob_fault(self.path, number, layer, step, self.held):
                     again = "make the store again with odmoe shard"
                     raise CorruptStoreError(
                         f"{fault}; {_again(self.path, held.form) if isinstance(held, Form) else again}"
                     )
-            sums = self.manifest.dense
+            sums = self.manifest.dense if self._has_dense() else {}
             checked = sums if only is None else {n: value for n, value in sums.items() if f"{DENSE}/{n}" in only}
-            if fault := dense_fault(self.path, sums, set(checked)):
+            if sums and (fault := dense_fault(self.path, sums, set(checked))):
                 raise CorruptStoreError(f"{fault}; make the store again")
             dense = [(self.dense / name).stat().st_size for name in checked]
         except OSError as error:
@@ -143,7 +144,7 @@ class ExpertStore:
             if not (self.path / MANIFEST).exists():
                 raise removal_error(self.path) from error
             raise CorruptStoreError(f"{where} cannot be read ({error.strerror}); make the store again") from error
-        return Checked(sum(len(layer.blobs) for _, _, layer in every), len(dense), total + sum(dense))
+        return Checked(len(read), len(dense), total + sum(dense))
 
     def verify_once(self, stamps: Path, progress: Callable[[int, int], None] | None = None) -> bool:
         """Verify the files that are not those (size, inode, times, checksums of the manifest) that passed before. True
@@ -168,6 +169,13 @@ class ExpertStore:
         """Record these files as verified: this process has just written them, with their checksums."""
         _record(self._stamp(stamps), json.dumps(self._state()))
 
+    def _holds(self, layer: int, expert: int) -> bool:
+        return self.held is None or (layer, expert) in self.held
+
+    def _has_dense(self) -> bool:
+        """A part of a store may be without: a worker reads none of it."""
+        return self.held is None or self.dense.is_dir()
+
     def _stamp(self, stamps: Path) -> Path:
         return stamps / hashlib.sha256(str(self.path.resolve()).encode()).hexdigest()[:32]
 
@@ -180,7 +188,8 @@ class ExpertStore:
         layers = [layer for held in self._manifests() for layer in held.layers.values()]
         wanted = {layer.file: checksum("".join(blob.checksum for blob in layer.blobs).encode()) for layer in layers}
         try:
-            dense = {f"{DENSE}/{file.name}": self.manifest.dense.get(file.name, "") for file in self.dense.iterdir()}
+            files = self.dense.iterdir() if self._has_dense() else ()
+            dense = {f"{DENSE}/{file.name}": self.manifest.dense.get(file.name, "") for file in files}
             stats = {name: (self.path / name).stat() for name in sorted(wanted | dense)}
         except FileNotFoundError as error:
             raise removal_error(self.path) from error
@@ -249,8 +258,15 @@ def size_fault(folder: Path, layer: LayerSpec) -> str | None:
     return None if actual == expected else f"{file} is {actual} bytes, the manifest says {expected}"
 
 
-def blob_fault(folder: Path, number: int, layer: LayerSpec, step: Callable[[int], None]) -> str | None:
-    """The first fault of a layer's file in `folder`, or None. Reads all of it from the disk. Raises OSError.
+def blob_fault(
+    folder: Path,
+    number: int,
+    layer: LayerSpec,
+    step: Callable[[int], None],
+    held: Collection[ExpertId] | None = None,
+) -> str | None:
+    """The first fault of a layer's file in `folder`, or None. Reads all of it from the disk, or the experts that are
+    `held` there. Raises OSError.
 
     `step` is called with the number of bytes of each blob.
     """
@@ -259,6 +275,8 @@ def blob_fault(folder: Path, number: int, layer: LayerSpec, step: Callable[[int]
     descriptor = open_direct(file, os.O_RDONLY)
     try:
         for expert, blob in enumerate(layer.blobs):
+            if held is not None and (number, expert) not in held:
+                continue
             data = read_at(descriptor, blob.offset, blob.length, buffer)
             if len(data) != blob.length or checksum(data.numpy().data) != blob.checksum:
                 return f"expert {expert} of layer {number} in {file} fails its checksum"

@@ -22,13 +22,14 @@ _TASKS = {
     "wait": "waiting for another process",
     "experts": "writing experts",
     "dense": "writing dense weights",
+    "parts": "writing parts",
     "int4": "quantising to int4",
     "int2": "quantising to int2",
     "pull": "fetching",
 }
 """How a bar is labelled, by the name of its task."""
 
-_IN_BYTES = ("verify", "experts", "dense", "int4", "int2", "pull")
+_IN_BYTES = ("verify", "experts", "dense", "parts", "int4", "int2", "pull")
 """Tasks that count bytes: their bars show bytes and a rate."""
 LONGEST = 1 << 16
 """Characters of a line."""

@@ -26,12 +26,15 @@ if TYPE_CHECKING:
     from checkpoint.store import ExpertStore
     from odmoe.stores import Progress
 
+REPLICAS = 2
+"""Parts that hold each expert, if nothing is said."""
 LABELS = {
     "written_s": "written in seconds",
     "quantised_s": "quantised in seconds",
     "layers_resumed": "layers already there",
     "verified_gb_per_s": "verified, GB/s",
     "moe_layers": "MoE layers",
+    "largest_part_of_store": "largest part over the store",
 }
 """Facts whose label is not their name in the JSON object."""
 
@@ -76,6 +79,18 @@ def shard(
             help="Also store every expert in fewer bits: int4, int2 or int4,int2", show_default=False, metavar="TEXT"
         ),
     ] = None,
+    parts: Annotated[
+        int | None,
+        typer.Option(
+            help="Also write so many folders with a part of the experts each, in STORE-parts, for workers",
+            show_default=False,
+            metavar="N",
+        ),
+    ] = None,
+    replicas: Annotated[
+        int | None,
+        typer.Option(help=f"Parts that hold each expert (default: {REPLICAS})", show_default=False, metavar="N"),
+    ] = None,
     verify: Annotated[
         bool, typer.Option("--verify", help="Read every expert back and compare its checksum", metavar="")
     ] = False,
@@ -100,7 +115,22 @@ def shard(
     if dense is not None and dense not in DENSE:
         raise ConfigError(f"--dense is {dense!r}; allowed: {', '.join(DENSE)}")
     form_names = [name.strip() for name in forms.split(",")] if forms else []
-    run_shard(model, store, Output(as_json, quiet, debug), dtype, form_names, verify, experts, dense)
+    split = _split_of(parts, replicas)
+    run_shard(model, store, Output(as_json, quiet, debug), dtype, form_names, verify, experts, dense, split)
+
+
+def _split_of(parts: int | None, replicas: int | None) -> tuple[int, int] | None:
+    """Both numbers; None if no parts are asked for. Raises ConfigError."""
+    if parts is None:
+        if replicas is not None:
+            raise ConfigError(f"--replicas is {replicas}; it is for --parts")
+        return None
+    if parts < 1:
+        raise ConfigError(f"--parts is {parts}; allowed: 1 or more")
+    chosen = min(REPLICAS, parts) if replicas is None else replicas
+    if not 1 <= chosen <= parts:
+        raise ConfigError(f"--replicas is {chosen}; allowed: 1 to {parts}, the number of parts")
+    return parts, chosen
 
 
 def run_shard(
@@ -112,8 +142,10 @@ def run_shard(
     verify: bool = False,
     experts: str | None = None,
     dense: str | None = None,
+    split: tuple[int, int] | None = None,
 ) -> None:
-    """Make the store of a model at `store` unless it is there, add `forms` to it, and show what it holds.
+    """Make the store of a model at `store` unless it is there, add `forms` to it, and show what it holds. `split`: also
+    write so many parts of it, of which so many hold each expert.
 
     `verify`: read every byte back from the disk. A store that has changed since it was last read is verified in any
     case. One that this call writes need not be: its checksums are of the bytes that were written. `experts`: as for
@@ -123,7 +155,9 @@ def run_shard(
     from checkpoint.family import parse_dtype
     from checkpoint.hub import find_model
     from checkpoint.sharding.source import open_source
+    from checkpoint.store import ExpertStore
     from odmoe.clusters.process import prepare_process
+    from odmoe.store_parts import make_parts
     from odmoe.stores import make_or_open
     from odmoe.text import has_vocabulary
 
@@ -141,6 +175,8 @@ def run_shard(
                 )
             made = make_or_open(source, target, dtype, progress, experts=experts, dense=dense)
         facts = _finish(made, forms, verify, progress)
+        if split:
+            facts |= make_parts(ExpertStore.open(made.store.path), *split, progress)
     if made.written:
         facts |= {"layers_resumed": made.resumed, "written_s": round(writing(), 2)}
     if output.json:
