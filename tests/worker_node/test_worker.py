@@ -5,11 +5,14 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from dataclasses import replace
+from unittest.mock import ANY
 
 import psutil
 import pytest
 import xxhash
 
+from checkpoint.store import ExpertStore
+from scheduler.types import ExpertId
 from support.nodes.held import CountedArithmetic, HeldLoader
 from support.nodes.worker_desk import NO_THREAD_FAILS, WRONG_ROWS, Expected, WorkerDesk
 from wire.checksums import tensor_checksum
@@ -300,3 +303,19 @@ def test_an_output_carries_its_checksum(desk: WorkerDesk) -> None:
     main.send(Load(1, 0, 1, 3), desk.compute(2, 0, 1, 3))
     answer = main.hear(2)["Computed", 2]
     assert answer.checksum == xxhash.xxh3_64_intdigest(bytes(answer.output.data))
+
+
+# --- a part of the store ----------------------------------------------------------------------------------------------
+
+
+def test_a_worker_says_what_it_holds_and_refuses_the_rest_by_name(desk: WorkerDesk, blob: BlobOf) -> None:
+    held = frozenset({ExpertId(0, 1), ExpertId(0, 2), ExpertId(1, 3)})
+    desk.store = ExpertStore(desk.store.path, desk.store.manifest, held)
+    main = desk.connect(desk.worker())
+    main.send(desk.hello())
+    ready = main.next()
+    assert (ready.in_parts, ready.held) == (True, (0, 1, 2, 1, 3, 3))
+    main.send(Load(5, 0, 0, 0))
+    assert "does not hold expert 0 of layer 0; it holds 3 experts" in main.failure("NotHeldError", load_id=5).message
+    main.send(Load(6, 0, 1, 3))
+    assert main.next() == Loaded(6, len(blob(1, 3)), ANY, True)

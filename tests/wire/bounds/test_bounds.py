@@ -53,6 +53,7 @@ GOOD: dict[type, Any] = {
     w.WorkerReady: w.WorkerReady(
         9, "w", 2, 900, "cpu", "disk", "box", 7, "a processor", 1800, 1e9, 1e-3, 1e-4, ("",), (0.1,), (0.0,), (True,)
     ),
+    w.Held: w.Held(True, (1, 0, 2, 1, 4, 4, 3, 1, 3)),
     w.Loaded: w.Loaded(1, 900, 0.1),
     w.Computed: w.Computed(1, rows(2, 64), 0.1),
     w.WorkerUsage: w.WorkerUsage(2, 1800, 5, 4500, 5),
@@ -126,6 +127,13 @@ REFUSED = {
     "an infinite bandwidth": changed(w.WorkerReady, "load_bytes_per_s", math.inf),
     "a negative time": changed(w.WorkerReady, "call_s", -1.0),
     "forms without costs": changed(w.WorkerReady, "form_load_s", ()),
+    "an expert held that the layer does not have": changed(w.Held, "held", (3, 1, 4)),
+    "a layer held that is dense": changed(w.Held, "held", (2, 0, 0)),
+    "half a range": changed(w.Held, "held", (1, 0)),
+    "a range that ends before it begins": changed(w.Held, "held", (1, 2, 1)),
+    "a range twice": changed(w.Held, "held", (1, 0, 2, 1, 2, 3)),
+    "all, and some": changed(w.Held, "in_parts", False),
+    "an expert held by a worker that is ready": replace(GOOD[w.WorkerReady], in_parts=True, held=(3, 4, 4)),
     "more loads checked than done": changed(w.WorkerUsage, "loads_checked", 6),
     "more bytes than loads": changed(w.WorkerUsage, "bytes_loaded", 10_001),
     "more bytes than a slot": changed(w.Loaded, "nbytes", 1001),
