@@ -131,6 +131,7 @@ class SimulateKeywords(PolicyKeywords, total=False):
     workers: int | None
     group_size: int | None
     speeds: str
+    replicas: int | None
     recall: float | None
     draft: int | Literal["auto"]
     acceptance: float | None

@@ -68,6 +68,10 @@ class SimulateSettings(SystemSettings):
         heading="Cluster",
     )
 
+    replicas: Count | None = _up_to(
+        MAX_WORKERS, None, "Workers that hold each expert, of a store in parts (default: all)", "Cluster"
+    )
+
     recall: Number | None = setting(
         None,
         "a number from 0 to 1",

@@ -10,10 +10,12 @@ from scheduler import types as t
 from scheduler.alignment import LATE, Alignment
 from scheduler.drafts.length import DraftLengths
 from scheduler.errors import ConfigError
+from scheduler.held import ranges_of
 from scheduler.policies.precision import FULL, full_pays
 from scheduler.policies.registry import check, forms_of
 from scheduler.policies.system_config import CoreConfig, SystemConfig
 from scheduler.simulation.route_model import UNIFORM, RouteModel
+from scheduler.store_parts import missing_parts
 from scheduler.timing.form_costs import profile_form_costs
 from scheduler.timing.profile import Profile
 
@@ -76,6 +78,8 @@ class Scenario:
     begins. None: it is simulated."""
     speeds: tuple[float, ...] = ()
     """How fast each worker loads and computes; 1 is the profile's. Empty: all are equal."""
+    replicas: int | None = None
+    """How many workers hold each expert, of a store in parts. None: all."""
     draft: int | str = 0
     """The shadow drafts: a decode pass has as many rows as there are drafts, at most this many; `auto`: chosen live."""
 
@@ -96,6 +100,8 @@ class Scenario:
             )
         if self.group_size is not None and self.group_size > self.worker_count:
             raise ConfigError(f"--group-size is {self.group_size}; allowed: 1 to --workers ({self.worker_count})")
+        if self.replicas is not None and not 1 <= self.replicas <= self.worker_count:
+            raise ConfigError(f"--replicas is {self.replicas}; allowed: 1 to --workers ({self.worker_count})")
 
     def _check_arrivals(self) -> None:
         """Raises ConfigError."""
@@ -131,6 +137,15 @@ class Scenario:
     def speed_of(self, worker: int) -> float:
         """How fast it loads and computes; 1 is the profile's."""
         return self.speeds[worker] if self.speeds else 1.0
+
+    def parts(self) -> list[tuple[t.HeldRange, ...] | None]:
+        """What each worker holds of the store, as in `WorkerJoined`. A host place holds all."""
+        if self.replicas is None or self.replicas == self.worker_count:
+            return [None] * self.worker_count
+        shape = self.shape
+        sizes = {t.ExpertId(layer, expert): 1 for layer in shape.layers for expert in range(shape.experts)}
+        rooms = dict.fromkeys(map(str, range(self.worker_count)), math.inf)
+        return [ranges_of(part) for part in missing_parts(sizes, rooms, self.replicas, {}).values()]
 
     @property
     def group(self) -> int:

@@ -91,9 +91,9 @@ class World:
     def start(self) -> None:
         """All nodes join, and the first requests are opened."""
         scenario = self._scenario
-        for number in range(scenario.worker_count):
+        for number, held in enumerate(scenario.parts()):
             costs = scenario.costs_of(number)
-            self._workers.join(scenario.slots, costs, scenario.largest_form(costs), scenario.speed_of(number))
+            self._workers.join(scenario.slots, costs, scenario.largest_form(costs), scenario.speed_of(number), held)
         if scenario.host:
             self._workers.join_host()
         if scenario.system.predictor == "sep":

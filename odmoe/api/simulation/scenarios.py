@@ -174,6 +174,7 @@ def _scenario(
         batch_dense=_as_recorded(given, recording, "batch_dense") is True,
         draft=_draft(given, recording, system),
         speeds=parse_speeds(given.speeds),
+        replicas=given.replicas,
     )
     asked = given.is_given("placement")
     if system.placement != "device" and (asked or needs_host(system)) and not scenario.host:
