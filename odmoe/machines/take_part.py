@@ -1,10 +1,11 @@
 """Writes experts that come on standard input into a part of a store on this host. It is sent to its python3 over ssh:
 only the standard library of Python 3.7.
 
-The first line is a JSON object: {"store", "fresh", "sizes": {file: bytes}, "extents": [[file, offset, length], ...],
-"texts": [[file, text], ...], "last"}. The bytes of the extents follow, in this order. `texts` are written after them, one after
-the other: what the first says is true by then, and a folder with the last is a store. With `fresh` all that was there
-goes first; after `last` nothing follows. An interruption leaves what was there before, and bytes that no list names.
+The first line is a JSON object: {"store", "fresh", "last", "sizes": {file: bytes}, "extents": [[file, offset, length],
+...], "texts": [[file, text], ...]}. The bytes of the extents follow, in this order. `texts` are written after them, one
+after the other: what the first says is true by then, and a folder with the last is a store. With `fresh` all that was
+there goes first; after `last` nothing follows. An interruption leaves what was there before, and bytes that no list
+names.
 """
 
 from __future__ import annotations

@@ -16,14 +16,17 @@ from checkpoint.held import HELD
 from checkpoint.sharding.form_files import add_forms
 from checkpoint.store import ExpertStore
 from odmoe.machines import probe as probe_script
+from odmoe.machines import restore_parts as restore_module
 from odmoe.machines import ship_parts
 from odmoe.machines.cluster_file import Host
 from odmoe.machines.host_stores import _state
 from odmoe.machines.preflight import ask, probe
 from odmoe.machines.ship import has_store, manifest_digest
 from odmoe.machines.ship_parts import plan_parts, push_parts
-from scheduler.errors import HostError
+from odmoe.terminal import Terminal
+from scheduler.errors import ConfigError, HostError, LaunchError
 from support.machines.local_hosts import LocalSsh
+from support.machines.ssh_hosts import write_cluster_file
 
 pytestmark = pytest.mark.slow
 REPLICAS = 2
@@ -196,3 +199,36 @@ def test_what_a_host_has_is_shown(tmp_path: Path, store: ExpertStore) -> None:
     assert not has_store(facts, "demo", manifest_digest(store.path))
     os.truncate(next(lab.folder(0).glob("*.experts")), 4096)
     assert "is 4096 bytes" in probe(lab.ssh, host)["stores"]["demo"]["fault"]
+
+
+def test_restore_leaves_out_who_does_not_answer_and_who_has_another_store(
+    tmp_path: Path, store: ExpertStore, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of five workers one is gone, and one has another model's store under this name."""
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    monkeypatch.setattr(restore_module.Ssh, "for_cluster", lambda *_: LocalSsh(tmp_path))
+    lab = Lab(tmp_path, store, 5)
+    assert lab.up() == {}
+    (tmp_path / "key").touch()
+    cluster = write_cluster_file(
+        tmp_path, ("127.0.8.1", "127.0.8.2", *(host.address for host in lab.hosts)), tmp_path / "key"
+    )
+    with pytest.raises(ConfigError, match="has no replicas in its provider block"):
+        restore_module.restore_parts(cluster.path, store.path, Terminal(quiet=True))
+    cluster.path.write_text(cluster.path.read_text().replace("  hosts:", f"  replicas: {REPLICAS}\n  hosts:"))
+    shutil.rmtree(lab.ssh.home("127.0.7.4"))
+    other = lab.folder(4) / "manifest.json"
+    other.write_text(other.read_text().replace('"format"', ' "format"'))
+    before = {file: file.stat().st_mtime_ns for file in lab.folder(4).iterdir()}
+    with pytest.raises(LaunchError, match="2 of 5 hosts were given nothing"):
+        restore_module.restore_parts(cluster.path, store.path, Terminal(quiet=True), as_json=True)
+    said = capsys.readouterr()
+    assert "worker-3 (127.0.7.4): it does not answer ssh" in said.err
+    assert "worker-4 (127.0.7.5): it has another store of the name demo; odmoe up replaces it" in said.err
+    rows = json.loads(said.out)
+    assert sum(row["experts"] for row in rows.values()) == 2 * 64
+    assert lab.copies(range(3)) == {2: 64}
+    assert {file: file.stat().st_mtime_ns for file in before} == before
+    for number in range(3):
+        assert rows[f"worker-{number}"]["experts"] == len(lab.part(number).held or ())
+        lab.part(number).verify()
