@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from odmoe.commands.shared.options import File, Json
+from scheduler.errors import ConfigError
 
 
 def host_stores(
@@ -19,12 +21,28 @@ def host_stores(
             metavar="NAME",
         ),
     ] = None,
+    restore: Annotated[
+        Path | None,
+        typer.Option(
+            help="A store here whose experts are copied to workers' machines until as many have each as the file's "
+            "replicas says. What runs goes on",
+            show_default=False,
+            metavar="STORE",
+        ),
+    ] = None,
     as_json: Json = False,
 ) -> None:
-    """List the expert stores on the machines of a cluster file, with their sizes, or remove some."""
+    """List the expert stores on the machines of a cluster file, with their sizes; remove some, or restore parts."""
     from odmoe.machines.host_stores import list_stores, remove_stores
 
-    if remove:
+    if remove and restore:
+        raise ConfigError("--remove and --restore are both given; give one of them")
+    if restore:
+        from odmoe.machines.restore_parts import restore_parts
+        from odmoe.terminal import Terminal
+
+        restore_parts(file, restore, Terminal(quiet=as_json), as_json)
+    elif remove:
         remove_stores(file, remove, as_json)
     else:
         list_stores(file, as_json)

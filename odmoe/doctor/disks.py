@@ -31,7 +31,9 @@ def room(machine: Machine) -> Finding:
     """Free bytes where the store is, or will be."""
     free, needs = machine.known("free"), machine.wanted.needs
     stores = [store for store in (machine.facts.get("stores") or {}).values() if not store["fault"]]
-    there = needs is not None and any(abs(store["bytes"] / needs.store - 1) < SAME_SIZE for store in stores)
+    there = needs is not None and any(
+        store.get("held") or abs(store["bytes"] / needs.store - 1) < SAME_SIZE for store in stores
+    )
     text = f"{megabytes(free)} free"
     needed = SPARE
     if needs is not None and not there:
@@ -89,6 +91,9 @@ def store(machine: Machine) -> Finding:
         raise NotKnownError(str(machine.facts["verify_fault"]))
     size = sum(found["bytes"] for found in stores.values())
     name = next(iter(stores)) if len(stores) == 1 else f"{len(stores)} stores"
+    parts = [found["held"] for found in stores.values() if found.get("held")]
+    if parts and len(stores) == 1:
+        name += ", {} of {} experts".format(*parts[0])
     return Finding(State.OK, f"{name}, {megabytes(size)}; {deep}")
 
 

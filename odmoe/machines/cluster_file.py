@@ -26,6 +26,7 @@ OBEYED: dict[str, type | tuple[type, ...]] = {
     "provider.type": str,
     "provider.module": str,
     "provider.hosts": dict,
+    "provider.replicas": int,
     "auth": dict,
     "auth.ssh_user": str,
     "auth.ssh_private_key": str,
@@ -89,13 +90,15 @@ class Host:
 
 @dataclass(frozen=True, slots=True)
 class ClusterFile:
-    """The machines of a cluster file and how to reach them. `key` is the ssh key, if the file names one."""
+    """The machines of a cluster file and how to reach them. `key` is the ssh key, if the file names one. `replicas` of
+    the workers have each expert on their disks; None: all."""
 
     path: Path
     name: str
     hosts: tuple[Host, ...]
     user: str
     key: Path | None
+    replicas: int | None = None
 
     @property
     def main(self) -> Host:
@@ -155,7 +158,13 @@ def parse_cluster(found: Any, path: Path) -> ClusterFile:
             )
     if key is not None and not isinstance(key, str):
         raise ConfigError(f"{path}: ssh_private_key is {key!r}; allowed: a path, or nothing for ssh's own keys")
-    return ClusterFile(path, name, hosts, user, Path(key).expanduser() if key else None)
+    replicas, workers = provider.get("replicas"), sum(host.role == "worker_node" for host in hosts)
+    if replicas is not None and not 1 <= replicas <= workers:
+        raise ConfigError(
+            f"{_place(path, 'provider', 'replicas')}: replicas is {replicas}; allowed: 1 to {workers}, the number of "
+            "workers, or nothing for all experts on each"
+        )
+    return ClusterFile(path, name, hosts, user, Path(key).expanduser() if key else None, replicas)
 
 
 def _check_keys(part: dict[Any, Any], where: str, path: Path) -> None:

@@ -94,7 +94,8 @@ def _raise(failed: list[str]) -> None:
 
 
 def _state(store: Facts) -> str:
-    whole = "" if store["whole"] else "unfinished; "
+    part = "part: {} of {} experts; ".format(*held) if (held := store.get("held")) else ""
+    whole = part if store["whole"] else "unfinished; "
     return f"{whole}{'in use: ' + store['used'] if store['used'] else 'not in use'}"
 
 

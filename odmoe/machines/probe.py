@@ -31,6 +31,7 @@ MARK = ("RAY_AUTH_TOKEN_PATH=" + os.path.join(OURS, "keys", "ray_token")).encode
 ASKED = "odmoe.at_head"  # the launching machine's request, which ends with that
 OWNER = os.path.join(OURS, "owner.json")
 STORES = os.path.join(OURS, "stores")
+HELD = "held.json"  # which experts a part of a store has
 SESSION = re.compile(r"(/[^\0=, ]*/session_[0-9_-]+/)")  # the folder of a Ray's sockets and logs
 ASK_S, KILL_S = 5.0, 5.0  # of each round
 CONNECT_S = 1.0
@@ -86,7 +87,7 @@ def store(folder):
     text = read(os.path.join(folder, "manifest.json"), 1 << 28)
     if not text:
         return None
-    names = sorted(name for name in os.listdir(folder) if name.endswith(".json"))
+    names = sorted(name for name in os.listdir(folder) if name.endswith(".json") and name != HELD)
     texts = [read(os.path.join(folder, name), 1 << 28) for name in names]
     try:
         manifest = json.loads(text)
@@ -96,21 +97,57 @@ def store(folder):
             for layer in manifest["layers"].values()
         }
         dense = [os.path.join("dense", name) for name in manifest["dense"]]
+        total = sum(len(layer["blobs"]) for layer in manifest["layers"].values())
         found = {"fingerprint": manifest["fingerprint"], "dtype": manifest["dtype"], "format": manifest["format"]}
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         return {"fault": f"manifest.json is damaged ({error!r})"}
     found["bytes"], found["fault"] = 0, None
     found["manifest"] = hashlib.sha256("".join(texts).encode("utf-8", "replace")).hexdigest()
+    part = held(folder)
+    if part is not None:
+        found["held"] = [count(part), total]
+        dense = dense if os.path.isdir(os.path.join(folder, "dense")) else []  # a worker needs none
     for name in [*sizes, *dense]:
         try:
-            size = os.stat(os.path.join(folder, name)).st_size
+            stat = os.stat(os.path.join(folder, name))
         except OSError as error:
             found["fault"] = f"{name} cannot be read ({error.strerror})"
             continue
-        found["bytes"] += size
+        size = stat.st_size
+        found["bytes"] += size if part is None else on_disk(stat)
         if size != sizes.get(name, size):
             found["fault"] = f"{name} is {size} bytes, the manifest says {sizes[name]}"
     return found
+
+
+def held(folder):
+    """A part's list of experts, {"manifest", "experts": {layer: [[first, last], ...]}}; None if there is no such list.
+    A copy that has not ended has one, too."""
+    with contextlib.suppress(ValueError):
+        found = json.loads(read(os.path.join(folder, HELD), 1 << 28))
+        if isinstance(found, dict) and isinstance(found.get("experts"), dict):
+            return found
+    return None
+
+
+def count(part):
+    """The number of experts in a part's list; 0 if it is damaged."""
+    with contextlib.suppress(ValueError, TypeError):
+        return sum(last - first + 1 for ranges in part["experts"].values() for first, last in ranges)
+    return 0
+
+
+def on_disk(stat):
+    """Bytes that a file takes: a part's files have holes."""
+    return min(stat.st_size, stat.st_blocks * 512)
+
+
+def parts():
+    """The lists of all parts of stores, by the stores' names."""
+    found = {}
+    with contextlib.suppress(OSError):
+        found = {name: held(os.path.join(STORES, name)) for name in sorted(os.listdir(STORES))}
+    return {name: part for name, part in found.items() if part is not None}
 
 
 def stores():
@@ -465,6 +502,7 @@ def facts(_=None):
         "venv": environment(),
         "code": read(os.path.join(OURS, "code", "SHIPPED")).strip() or None,
         "stores": stores(),
+        "parts": parts(),
         "keys": sorted(os.path.basename(path) for path in glob.glob(os.path.join(glob.escape(OURS), "keys", "*"))),
         "certificate": certificate(),
         "node_certificate": read(os.path.join(OURS, "keys", "node.pem")),
@@ -535,18 +573,21 @@ def remaining(known):
 
 
 def host_stores(_=None):
-    """{name: {"bytes", "whole", "used"}} of all folders for stores; `used`: why one may not be removed, or empty."""
+    """{name: {"bytes", "whole", "used"}} of all folders for stores; `used`: why one may not be removed, or empty. Of a
+    part also how many experts it has of how many, as `held`."""
     ours = processes()
     claim = owner(ours)
     found = {}
     with contextlib.suppress(OSError):
         for name in sorted(os.listdir(STORES)):
             folder = os.path.join(STORES, name)
+            part = held(folder)
             files = [os.path.join(place, file) for place, _, held in os.walk(folder) for file in held]
             size = 0
             for file in files:
                 with contextlib.suppress(OSError):
-                    size += os.lstat(file).st_size
+                    stat = os.lstat(file)
+                    size += stat.st_size if part is None else on_disk(stat)
             used = ""
             if claim.get("held") and name in claim.get("stores", [name]):
                 used = claim["held"]
@@ -554,6 +595,8 @@ def host_stores(_=None):
                 used = "a process has its files open"
             whole = os.path.isfile(os.path.join(folder, "manifest.json"))
             found[name] = {"bytes": size, "whole": whole, "used": used}
+            if whole and part is not None:
+                found[name]["held"] = (store(folder) or {}).get("held")
     return {"stores": found, "owner": claim}
 
 

@@ -32,6 +32,8 @@ ENVIRONMENT = "deploy/env.sh"
 SHIPPED = "SHIPPED"
 KEYS = "~/odmoe/keys"
 STORES = "~/odmoe/stores"
+HELD = "held.json"
+"""As in `checkpoint.held`, which imports torch."""
 NODE_KEYS = ("ca.pem", "node.pem", "node.key")
 CLUSTER_KEYS = ("secret", "ray_token")
 LEFTOVERS = (".pyc", ".pyo", "~", ".swp", ".orig")
@@ -115,7 +117,7 @@ def push_store(
                     progress(host.name, done[host.address], size)
 
         there = facts[host.address]["stores"].get(store.name) or {}
-        if there.get("manifest") != wanted:
+        if there.get("manifest") != wanted or there.get("held"):
             ssh.run(host, f'rm -f {STORES}/"$(cat)"/manifest.json', 20, store.name.encode())
         ssh.push(host, [f"{store}/"], f"{STORES}/{store.name}", delete=True, last="manifest.json", progress=step)
 
@@ -126,12 +128,13 @@ def push_store(
 def has_store(facts: dict[str, Any], name: str, manifest: str) -> bool:
     """Whether a host has the whole store, by file sizes. The node that opens it checks the bytes."""
     there = facts["stores"].get(name) or {}
-    return there.get("manifest") == manifest and there.get("fault") is None
+    return there.get("manifest") == manifest and there.get("fault") is None and not there.get("held")
 
 
 def manifest_digest(store: Path) -> str:
     """A digest of a store's manifest and those of its forms, as in `odmoe.machines.probe`. A new form changes it."""
-    return hashlib.sha256(b"".join(file.read_bytes() for file in sorted(store.glob("*.json")))).hexdigest()
+    files = sorted(file for file in store.glob("*.json") if file.name != HELD)
+    return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
 
 
 def certificate_digest(keys: Path) -> str | None:

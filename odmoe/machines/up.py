@@ -21,6 +21,7 @@ from odmoe.machines.owners.claims import Claims
 from odmoe.machines.owners.launch_record import as_launched, check_same_file, end_former, remember
 from odmoe.machines.owners.ownership import describe_owner
 from odmoe.machines.preflight import (
+    SPARE,
     Facts,
     Requirements,
     check,
@@ -40,6 +41,7 @@ from odmoe.machines.ship import (
     push_keys,
     push_store,
 )
+from odmoe.machines.ship_parts import Parts, plan_parts, push_parts
 from odmoe.machines.ssh import Ssh, size_of
 from odmoe.machines.table import HostTable, cause, copying
 from odmoe.settings.settings import Settings
@@ -133,6 +135,7 @@ class _BringUp:
         self._claims = Claims(cluster, self._id)
         self._wanted = Requirements(pinned_versions(), lock_time=lock_time(), cluster_id=self._id)
         self._digest = ""
+        self._parts: Parts | None = None
         self.reached = Reached.CHECKS
 
     def run(self, timeout_s: float, take_over: bool) -> None:
@@ -221,21 +224,30 @@ class _BringUp:
         check_joined(self._settings, opened, workers)
         store = opened.path.resolve()
         self._turns.end("store here")
-        wanted = replace(self._wanted, store=(store.name, manifest_digest(store), size_of([store])))
-        self._give_up(self._check_hosts(facts, wanted), "without room for the store")
+        replicas = self._cluster.replicas
+        if replicas is not None:
+            self._parts = plan_parts(opened, self._cluster.hosts_of("worker_node"), facts, replicas, SPARE)
+        self._give_up(self._check_hosts(facts, store), "without room for the store")
         return store
 
     def _push_store(self, facts: dict[str, Facts], store: Path) -> None:
+        """All of it to every host; if the file says `replicas`, to workers their parts."""
+        parts, hosts = self._parts, list(self._cluster.hosts)
+        workers = self._cluster.hosts_of("worker_node") if parts else []
         with copying(self._terminal.console, "store") as step:
-            failed = push_store(self._ssh, self._cluster.hosts, store, facts, step)
+            failed = push_store(self._ssh, [host for host in hosts if host not in workers], store, facts, step)
+            if parts:
+                failed |= push_parts(self._ssh, workers, parts, facts, step)
         self._turns.end("store there")
         self._give_up(failed, "without the store")
 
-    def _check_hosts(self, facts: dict[str, Facts], wanted: Requirements) -> dict[str, HostError]:
-        bad = {}
+    def _check_hosts(self, facts: dict[str, Facts], store: Path) -> dict[str, HostError]:
+        bad, digest, whole, parts = {}, manifest_digest(store), size_of([store]), self._parts
         for host in self._cluster.hosts:
+            found = facts[host.address]
+            size = parts.bytes_after(host.address, found) if parts and host.role == "worker_node" else whole
             try:
-                check(host, facts[host.address], wanted)
+                check(host, found, replace(self._wanted, store=(store.name, digest, size)))
             except HostError as error:
                 bad[host.address] = error
         return bad
