@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from scheduler import types as t
 from scheduler.alignment import LATE, Alignment
@@ -34,6 +34,15 @@ _COUNTS = (
     "parallel",
     "block",
 )
+
+
+@dataclass(frozen=True, slots=True)
+class OwnTimes:
+    """Of one worker among unlike ones, in seconds, and its slots."""
+
+    slots: int
+    load_s: float
+    expert_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +85,8 @@ class Scenario:
     begins. None: it is simulated."""
     speeds: tuple[float, ...] = ()
     """How fast each worker loads and computes; 1 is the profile's. Empty: all are equal."""
+    uneven: tuple[OwnTimes, ...] = ()
+    """Of each worker, if they have different slots or times; `slots` and `speeds` are not read then."""
     draft: int | str = 0
     """The shadow drafts: a decode pass has as many rows as there are drafts, at most this many; `auto`: chosen live."""
 
@@ -87,12 +98,10 @@ class Scenario:
         check(self.system)
         self._check_arrivals()
         self._check_draft()
-        if self.speeds and (
-            len(self.speeds) != self.worker_count or not all(0 < one < math.inf for one in self.speeds)
-        ):
+        if self.speeds and len(self.speeds) != self.worker_count:
             given = ",".join(f"{speed:g}" for speed in self.speeds)
             raise ConfigError(
-                f"--speeds is {given}; allowed: a number above 0 for each of {self.worker_count} workers, as 1,1,0.5"
+                f"--speeds is {given}; allowed: a number for each of {self.worker_count} workers, as 1,1,0.5"
             )
         if self.group_size is not None and self.group_size > self.worker_count:
             raise ConfigError(f"--group-size is {self.group_size}; allowed: 1 to --workers ({self.worker_count})")
@@ -128,9 +137,23 @@ class Scenario:
         """How many workers there are."""
         return self.workers or self.profile.workers
 
-    def speed_of(self, worker: int) -> float:
-        """How fast it loads and computes; 1 is the profile's."""
-        return self.speeds[worker] if self.speeds else 1.0
+    def slots_of(self, worker: int) -> int:
+        """How many experts it has room for."""
+        return self.uneven[worker].slots if self.uneven else self.slots
+
+    @property
+    def total_slots(self) -> int:
+        """Of all workers."""
+        return sum(map(self.slots_of, range(self.worker_count)))
+
+    def profile_of(self, worker: int) -> Profile:
+        """Its times."""
+        p = self.profile
+        if self.uneven:
+            own = self.uneven[worker]
+            faster = own.expert_s / p.expert_s if p.expert_s else 1.0
+            return replace(p, load_s=own.load_s, expert_s=own.expert_s, expert_extra_s=p.expert_extra_s * faster)
+        return p if not self.speeds or self.speeds[worker] == 1 else p.slow_down(1 / self.speeds[worker])
 
     @property
     def group(self) -> int:

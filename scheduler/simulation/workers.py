@@ -73,10 +73,10 @@ class SimulatedWorkers:
         self._workers: list[_Worker] = []
         self._cause: CallTimes | None = None  # the computation whose answer is being handled
 
-    def join(self, slots: int, forms: tuple[t.FormCost, ...], largest: str = "", speed: float = 1.0) -> None:
-        """The next worker, numbered from 0. `largest`: the form for which its slots have room. `speed`: of its loads
-        and computations; 1 is the profile's."""
-        profile, number = self._profile if speed == 1 else self._profile.slow_down(1 / speed), len(self._workers)
+    def join(self, slots: int, forms: tuple[t.FormCost, ...], largest: str = "", own: Profile | None = None) -> None:
+        """The next worker, numbered from 0. `largest`: the form for which its slots have room. `own`: its times, if
+        not those of all."""
+        profile, number = own or self._profile, len(self._workers)
         self._workers.append(_Worker([None] * slots, profile, profile.compute_s))
         call_s, row_s = profile.device_costs
         call_s += profile.restore_s if largest else 0.0
