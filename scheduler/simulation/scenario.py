@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 from scheduler import types as t
 from scheduler.alignment import LATE, Alignment
@@ -36,8 +37,7 @@ _COUNTS = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class OwnTimes:
+class OwnTimes(NamedTuple):
     """Of one worker among unlike ones, in seconds, and its slots."""
 
     slots: int
