@@ -225,9 +225,8 @@ def _layout(
     if any(left < 0 for left in room.values()):
         return None
     seats = [seat for one in chosen if (seat := _seat(model, one, room, on_gpu))]
-    if not seats:
-        return None
-    return Layout(model, main, _without_surplus(model, seats), at, scheme)
+    found = Layout(model, main, _without_surplus(model, seats), at, scheme) if seats else None
+    return None if found is None or (at is not None and found.keeps == ALL) else found  # then it would predict nothing
 
 
 def _seat(model: ModelSize, one: Machine, room: dict[tuple[Machine, bool], float], on_gpu: bool) -> Seat | None:

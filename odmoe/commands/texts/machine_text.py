@@ -99,27 +99,26 @@ def _memory(advice: MachineAdvice) -> dict[str, str]:
 
 
 def _commands(advice: MachineAdvice) -> Iterator[str]:
-    layout = advice.layout
-    fast = " --kernel fast" if layout.model.native_bits or layout.model.dense_saved else ""
+    layout, seats = advice.layout, advice.layout.seats
+    flags = " --main-device cuda" if layout.main.on_gpu else ""
+    flags += " --worker-device cuda" if any(seat.place.on_gpu for seat in seats) else ""
+    flags += " --loader cuda" if any(seat.held for seat in seats) else ""
+    flags += " --kernel fast" if layout.model.native_bits or layout.model.dense_saved else ""
     if len(layout.machines) == 1:
-        memory = (
-            "" if layout.keeps == ALL else f" --device-memory {layout.slots * layout.model.expert_bytes / 1e9:.1f}GB"
-        )
-        yield f"odmoe serve -m MODEL --system {layout.preset} --workers 1{memory}{fast}"
+        room = layout.slots * layout.model.expert_bytes / 1e9
+        memory = "" if layout.keeps == ALL else f" --device-memory {room:.1f}GB"
+        yield f"odmoe serve -m MODEL --system {layout.preset} --workers 1{memory}{flags}"
         return
-    residency = " --residency lrfu" if layout.preset == "on-demand" else ""
-    yield f"odmoe serve -m MODEL --cluster HEAD:6379 --system {layout.preset}{residency}{fast}"
-    workers = len(layout.seats)
-    yield f"with --workers {workers} --group-size {min(layout.model.top_k, workers)} --slots {_least_slots(layout)}"
-    if any(seat.place.machine == layout.main.machine for seat in layout.seats):
+    system = f"--system {layout.preset}" + (" --residency lrfu" if layout.preset == "on-demand" else "")
+    system += f" --shadow {layout.scheme}" if layout.shadow else ""
+    group = min(layout.model.top_k, len(seats))
+    yield f"odmoe serve -m MODEL --cluster FILE.yaml {system} --group-size {group}{flags}"
+    yield "with slots: N of each worker in the cluster file, as above"
+    if any(seat.place.machine == layout.main.machine for seat in seats):
         yield (
-            "A cluster file gives each role a host of its own. For a machine with two roles start Ray by hand "
-            '(docs/running.md): ray start --head --resources=\'{"main_node": 1, "worker_node": 1}\''
+            "A cluster file gives each role a host of its own. For a machine with two roles start Ray by hand, as in "
+            'docs/running.md, with --resources=\'{"main_node": 1, "worker_node": 1}\', and give --cluster HEAD:6379'
         )
-
-
-def _least_slots(layout: Layout) -> int:
-    return min(seat.slots for seat in layout.seats)
 
 
 def assumed(advice: MachineAdvice) -> list[str]:
