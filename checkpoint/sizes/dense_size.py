@@ -10,7 +10,6 @@ from typing import Any
 from checkpoint.quantisation import BITS, DEFAULT_GROUP
 from scheduler.types import ModelSize
 
-
 _WIDTHS = (
     *("hidden_size", "intermediate_size", "moe_intermediate_size", "shared_expert_intermediate_size"),
     *("q_lora_rank", "kv_lora_rank"),

@@ -252,6 +252,6 @@ def defaults_of(base: Profile) -> tuple[float, float, float]:
     if base.model_sizes is None or base.device_rates is None or not base.load_s or not base.is_networked:
         raise ConfigError(
             f"profile {base.name} lacks the sizes, devices, loads or link of its machines, so it cannot describe "
-            "others; use pc-nvme-2.5gbe, or one that odmoe bench --profile FILE has written"
+            "others; use pc-nvme-2.5gbe, or one that odmoe bench --output FILE has written"
         )
     return base.model_sizes[0] / base.load_s, base.device_rates[1], base.link_bits_per_s

@@ -23,8 +23,8 @@ def model(name: str, dtype: str = "bfloat16", experts: str | None = None, **fiel
 
 
 def glm_5() -> ModelSize:
-    """GLM-5.2's shape (744 billion parameters) in int4, by hand: 78 layers, of which 3 are dense, 6144 wide, 256 experts
-    of 2048 and a shared one, top-8; latent attention of 64 heads."""
+    """GLM-5.2's shape (744 billion parameters) in int4, by hand: 78 layers, of which 3 are dense, 6144 wide, 256
+    experts of 2048 and a shared one, top-8; latent attention of 64 heads."""
     hidden, expert, vocabulary = 6144, 3 * 6144 * 2048, 154880 * 6144
     latent = 2048 * (hidden + 64 * 256) + hidden * 576 + 512 * 64 * 448 + 64 * 256 * hidden
     linear = 78 * latent + 75 * expert + 3 * 3 * hidden * 12288
