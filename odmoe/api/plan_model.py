@@ -27,6 +27,8 @@ _CONFIG = "config.json"
 _STORE = "manifest.json"
 QUANTISABLE = ("fp8", "mxfp8")
 """Formats whose experts can be quantised again."""
+_TRANSPOSED = ("gpt_oss",)
+"""Families of `configured_size` whose experts are [inputs, outputs]; those of all others have rows of inputs."""
 
 
 class Described(NamedTuple):
@@ -149,28 +151,36 @@ def model_of(
     plain = without_quantisation(fields)
     if quantisation_settings(fields) and dtype is None and not names_dtype(fields):
         dtype = "bfloat16"  # as published models are computed
-    found = configured_size(plain, dtype, context, label) or _count_sizes(plain, dtype, context, label, aligned)
+    known = configured_size(plain, dtype, context, label)
+    found = known or _count_sizes(plain, dtype, context, label, aligned)
     if dense is not None:
-        found = with_encoded_dense(found, plain, dense)
+        found = with_encoded_dense(found, plain, dense, known is not None)
     if quantisation := Quantisation.of(experts):
-        _check_quantisable(label, plain, fields, native_bits, quantisation)
-        return with_quantised_experts(found, quantisation)
+        _check_plain(label, fields, native_bits, quantisation)
+        quantised = with_quantised_experts(found, quantisation)
+        if known is None or not quantised.native_bits or plain.get("model_type") in _TRANSPOSED:
+            _check_layout(plain, quantisation)
+        return quantised
     return found if experts == "dequantised" else with_native_experts(found, fields, native_bits)
 
 
-def _check_quantisable(
-    label: str, plain: dict[str, Any], fields: dict[str, Any], native_bits: float, quantisation: Quantisation
-) -> None:
-    """Raises UnsupportedFormatError for what `odmoe shard --experts int4` refuses."""
-    import torch
-
-    from checkpoint import family
-    from checkpoint.sharding.quantised_experts import check_layout, quantised_already
-
+def _check_plain(label: str, fields: dict[str, Any], native_bits: float, quantisation: Quantisation) -> None:
+    """Raises UnsupportedFormatError for experts in few bits, which `odmoe shard --experts int4` refuses."""
     settings = quantisation_settings(fields)
     method = str(settings.get("quant_method", "")) if isinstance(settings, dict) else ""
     if native_bits or (method and method not in QUANTISABLE) or expert_dtype(fields) not in (None, "fp8"):
+        from checkpoint.sharding.quantised_experts import quantised_already  # torch
+
         raise quantised_already(Path(label), method or "GGUF", quantisation)
+
+
+def _check_layout(plain: dict[str, Any], quantisation: Quantisation) -> None:
+    """Raises UnsupportedFormatError for weights whose rows it cannot quantise."""
+    import torch
+
+    from checkpoint import family
+    from checkpoint.sharding.quantised_experts import check_layout
+
     config = family.config_from_dict(plain)
     for name, module in family.experts_modules(family.meta_model(config, torch.bfloat16)).values():
         check_layout(module, family.expert_parameters(name, module), config.model_type, quantisation)

@@ -8,16 +8,20 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Unpack
 
 from checkpoint.sizes.dense_size import saved_in_store
 from odmoe.api.names import named_as_keywords, path_of, table_of
-from odmoe.api.plan_model import model_of, read_config
+from odmoe.api.plan_model import Described, model_of, read_config
+from odmoe.machines.cluster_file import read_cluster_file
 from odmoe.settings.bounds import check_slots
-from odmoe.settings.plan_settings import CONTEXT, PlanSettings
+from odmoe.settings.machine_texts import machines_of_hosts, parse_machines
+from odmoe.settings.plan_settings import CONTEXT, HOME_PROFILE, PlanSettings
 from odmoe.simulation_pool import simulation_pool
 from scheduler.errors import ConfigError
 from scheduler.planning.assumptions import list_assumptions
+from scheduler.planning.machine_plan import Home, Improvement, MachineAdvice, advise, improve
 from scheduler.planning.plan import Estimate, Plan, check_setup, make_estimate, make_plan
 from scheduler.planning.scaling import Change, Each, Hardware, Policy, Setup, Together, best, workers_needed
 from scheduler.policies.system_config import SystemConfig
@@ -141,14 +145,7 @@ def plan_from_settings(
     with _processes() as each:
         with status() as say:
             say("counting the model's parameters")
-            dtype, experts = settings.dtype or found.dtype, found.experts or settings.experts
-            context, aligned = settings.context or CONTEXT, settings.shadow != "none"
-            dense = settings.dense if found.manifest is None else None
-            model = model_of(settings.model, found.fields, dtype, context, experts, aligned, found.native_bits, dense)
-            if found.manifest is not None:
-                model = replace(model, dense_saved=saved_in_store(found.manifest, model.item_bytes))
-            if settings.context is not None and model.context < settings.context:
-                raise ConfigError(f"--context is {settings.context}; allowed: 1 to {model.context}, the model's limit")
+            model = _model(settings, found, aligned=settings.shadow != "none")
         setup, count = Setup(model, hardware, policy), _counting()
         check_setup(setup)
         on_setup(setup)
@@ -157,6 +154,46 @@ def plan_from_settings(
         on_estimate(estimate)
         with status() as say:
             return make_plan(estimate.setup, lambda: say(next(count)), each, estimate)
+
+
+def advise_from_settings(
+    settings: PlanSettings,
+    status: Status = lambda: contextlib.nullcontext(_silent),
+    on_advice: Callable[[MachineAdvice], None] = lambda advice: None,
+) -> tuple[MachineAdvice, list[Improvement]]:
+    """What to run on the machines of the settings, and what would help, best first. `status`: as in
+    `plan_from_settings`. `on_advice`: gets the first part. Raises ConfigError, CheckpointError, DoesNotFitError,
+    SimulationError."""
+    settings.check_together()
+    base = find_profile(settings.profile if settings.is_given("profile") else HOME_PROFILE)
+    if settings.cluster is None:
+        machines = parse_machines(settings.machine, base)
+    else:
+        hosts = [host.name for host in read_cluster_file(Path(settings.cluster)).hosts]
+        machines = machines_of_hosts(settings.machine, hosts, base)
+    found = read_config(settings.model)
+    with _processes() as each:
+        with status() as say:
+            say("counting the model's parameters")
+            home = Home(base, _model(settings, found, aligned=False), machines)
+            say("simulating layouts")
+            advice = advise(home, each)
+        on_advice(advice)
+        with status() as say:
+            say("simulating changes")
+            return advice, improve(advice, each)
+
+
+def _model(settings: PlanSettings, found: Described, aligned: bool) -> ModelSize:
+    """Raises CheckpointError, ConfigError."""
+    dtype, experts = settings.dtype or found.dtype, found.experts or settings.experts
+    context, dense = settings.context or CONTEXT, settings.dense if found.manifest is None else None
+    model = model_of(settings.model, found.fields, dtype, context, experts, aligned, found.native_bits, dense)
+    if found.manifest is not None:
+        model = replace(model, dense_saved=saved_in_store(found.manifest, model.item_bytes))
+    if settings.context is not None and model.context < settings.context:
+        raise ConfigError(f"--context is {settings.context}; allowed: 1 to {model.context}, the model's limit")
+    return model
 
 
 def _silent(text: str) -> None:

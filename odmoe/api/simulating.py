@@ -85,6 +85,6 @@ def _outcomes(runs: list[Run], spans: bool, progress: Progress) -> list[Outcome]
             show("simulated tokens", before + count, sum(counts))
 
         for run, count in zip(runs, counts, strict=True):
-            outcomes.append(simulate_requests(run.scenario, run.arrivals, spans and not outcomes, move, lengths))
+            outcomes.append(simulate_requests(run.scenario, run.arrivals, spans and not outcomes, move, lengths, True))
             before += count
     return outcomes

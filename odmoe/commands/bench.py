@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from odmoe.api.checks import check_writable
 from odmoe.clusters.process import prepare_libraries, prepare_process
 from odmoe.commands.shared.options import Debug, Json, Quiet
 from odmoe.settings.table import value_text
@@ -60,11 +61,21 @@ def bench(
             metavar="PATH",
         ),
     ] = None,
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "--output",
+            "-o",
+            help="Measure the processor, too, and write a profile of this machine: FILE.yaml",
+            show_default=False,
+            metavar="PATH",
+        ),
+    ] = None,
     as_json: Json = False,
     quiet: Quiet = False,
     debug: Debug = False,
 ) -> None:
-    """Measure disk, GPU and network of this machine for odmoe plan.
+    """Measure disk, processor, GPU and network of this machine for odmoe plan.
 
     It loads whole experts past the page cache, as a worker does, from disk and to a GPU.
 
@@ -77,9 +88,16 @@ def bench(
         raise ConfigError("--store and --folder are both given; give one of them")
     if tls is not None and serve is None and link is None:
         raise ConfigError("--tls is given without --link or --serve, and nothing reads it; leave it out")
-    for name, value in (("--folder", folder), ("--store", store), ("--expert-bytes", expert_bytes)):
+    for name, value in (
+        ("--folder", folder),
+        ("--store", store),
+        ("--expert-bytes", expert_bytes),
+        ("--output", output),
+    ):
         if serve is not None and value is not None:
             raise ConfigError(f"--serve and {name} are both given; --serve measures no disk, so leave {name} out")
+    if output is not None:
+        check_writable("--output", str(output))
     secret, identity = _credentials(tls)
     if serve is not None:
         from odmoe.bench.link import SERVE_S
@@ -93,7 +111,10 @@ def bench(
         return
     if link is not None:
         _address("--link", link, 1)
-    run_bench(folder, store, size, link, secret, identity, as_json, Terminal(quiet, debug))
+    found = run_bench(folder, store, size, link, secret, identity, Terminal(quiet, debug))
+    if output is not None:
+        _write_profile(output, found, Terminal(quiet, debug))
+    print(json.dumps(as_dict(found)) if as_json else as_text(found))
 
 
 def _size(text: str) -> int:
@@ -162,10 +183,9 @@ def run_bench(
     peer: str | None,
     secret: str | None,
     identity: Identity | None,
-    as_json: bool,
     terminal: Terminal,
-) -> None:
-    """Measure and print. `peer`: address of a host that runs `odmoe bench --serve`; loopback where it is None.
+) -> Bench:
+    """Measure. `peer`: address of a host that runs `odmoe bench --serve`; loopback where it is None.
     `expert_bytes`: size of an expert in the new file, EXPERT_BYTES where it is None.
 
     Raises ConfigError, StoreError, LaunchError, or a ClusterError of the link.
@@ -204,8 +224,20 @@ def run_bench(
                 if torch.cuda.is_available():
                     loads = measure_device(made, lambda done, total: progress("GPU", done, total))
                     device = Device(torch.cuda.get_device_name(), torch.cuda.mem_get_info()[0], loads)
-    found = Bench(host_name(), processor_name(), str(store or folder), disk, device, link)
-    print(json.dumps(as_dict(found)) if as_json else as_text(found))
+    return Bench(host_name(), processor_name(), str(store or folder), disk, device, link)
+
+
+def _write_profile(file: Path, found: Bench, terminal: Terminal) -> None:
+    """Of a machine whose nodes compute on the processor, with all of its cores."""
+    import os
+
+    from odmoe.bench.processor import measure_processor, write_profile
+
+    prepare_libraries(len(os.sched_getaffinity(0)))
+    with terminal.progress() as progress:
+        processor = measure_processor(lambda done, total: progress("processor", done, total))
+    bits = None if found.link.loopback else found.link.bits_per_s
+    write_profile(file, found.processor, processor, found.disk.bytes_per_s, (found.link.round_trip_s / 2, bits))
 
 
 def _link(peer: str | None, secret: str | None, identity: Identity | None, step: Any) -> Link:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from odmoe.commands.shared.flags import with_settings
 from odmoe.commands.shared.options import Json, PanelDebug, PanelQuiet
 from odmoe.settings.plan_settings import PlanSettings
+
+if TYPE_CHECKING:
+    from odmoe.api.planning import Status
 
 
 @with_settings(PlanSettings)
@@ -21,7 +24,9 @@ def plan(
 
     Shows memory, then whether loads keep up and tokens/s, then which change would help most.
 
-    The exit code is 1 if --worker-memory is too small.
+    With --machine: what to run on the machines that you have.
+
+    The exit code is 1 if it does not fit.
     """
     settings = PlanSettings(**flags)
     settings.check_together()
@@ -32,7 +37,9 @@ def plan(
 
     prepare_process(debug)
     status = Terminal(quiet, debug).status
-    if as_json:
+    if settings.machine:
+        _advise(settings, as_json, status)
+    elif as_json:
         print(json.dumps(report_of(plan_from_settings(settings, status)).as_dict()))
     else:
 
@@ -43,3 +50,14 @@ def plan(
             settings, status, lambda setup: say(memory_text(setup)), lambda first: say(estimate_text(first))
         )
         say(rest_text(found))
+
+
+def _advise(settings: PlanSettings, as_json: bool, status: Status) -> None:
+    from odmoe.api.planning import advise_from_settings
+    from odmoe.commands.texts.machine_text import advice_text, as_dict, improvements_text
+
+    if as_json:
+        print(json.dumps(as_dict(*advise_from_settings(settings, status))))
+        return
+    advice, changes = advise_from_settings(settings, status, lambda first: print(advice_text(first), flush=True))
+    print(improvements_text(advice, changes))

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from odmoe.settings.machine_texts import MACHINE
 from odmoe.settings.settings import Settings
-from odmoe.settings.table import Count, Number, Table, again, count, setting
+from odmoe.settings.table import Count, Number, Table, again, count, flag, setting
 from odmoe.settings.units import LINK, RATE, SIZE, Bytes, Link, Rate
 from scheduler.errors import ConfigError
 from scheduler.limits import MAX_CONTEXT, MAX_EXPERTS, MAX_PLANNED_WORKERS
@@ -12,6 +13,20 @@ from scheduler.policies.system_config import SystemConfig
 from scheduler.simulation.scenario import PROFILE
 
 CONTEXT = 4096
+HOME_PROFILE = "pc-nvme-2.5gbe"
+"""Whose times hold for --machine if --profile is not given."""
+_OF_WORKERS = (
+    "workers",
+    "worker_memory",
+    "load_bandwidth",
+    "link",
+    "group_size",
+    "slots",
+    "shadow",
+    "recall",
+    "prefill",
+)
+"""Settings that are not read with --machine, which says what there is and leaves the choice to the plan."""
 
 
 class PlanSettings(Table):
@@ -33,6 +48,22 @@ class PlanSettings(Table):
         most=MAX_CONTEXT,
     )
 
+    machine: tuple[str, ...] = setting(
+        (),
+        MACHINE,
+        "Machines that you have, and plan what to run on them: 'pc x3: ram=32GB disk=3.5GB/s gpu=8GB'. Also cores=, "
+        "memory=RATE, net=, gpu-memory=RATE; what is left out is as in the profile",
+        heading="Cluster",
+        common=True,
+        keyword=False,
+    )
+    cluster: str | None = setting(
+        None,
+        "a file",
+        "Cluster file whose hosts --machine describes: by name (main, worker-0), or all the rest",
+        heading="Cluster",
+        keyword=False,
+    )
     workers: Count | None = count(
         None, "Worker nodes (default: the profile's)", heading="Cluster", common=True, most=MAX_PLANNED_WORKERS
     )
@@ -73,5 +104,12 @@ class PlanSettings(Table):
             raise ConfigError(
                 "--model is not given; give a model directory, its config.json, a GGUF file, a store or org/name"
             )
+        if self.cluster is not None and not self.machine:
+            raise ConfigError(
+                f"--cluster is {self.cluster}, and --machine does not say what its hosts are; give it, as "
+                "--machine 'host: ram=32GB'"
+            )
+        if self.machine and (unread := next((name for name in _OF_WORKERS if self.is_given(name)), None)):
+            raise ConfigError(f"{flag(unread)} is given with --machine, which leaves that to the plan; leave it out")
         if self.recall is not None and self.shadow == "none":
             raise ConfigError("--recall is given with --shadow none; without a shadow there are no predictions")

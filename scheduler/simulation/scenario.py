@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 from scheduler import types as t
 from scheduler.alignment import LATE, Alignment
@@ -36,6 +37,14 @@ _COUNTS = (
     "parallel",
     "block",
 )
+
+
+class OwnTimes(NamedTuple):
+    """Of one worker among unlike ones, in seconds, and its slots."""
+
+    slots: int
+    load_s: float
+    expert_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +89,8 @@ class Scenario:
     """How fast each worker loads and computes; 1 is the profile's. Empty: all are equal."""
     replicas: int | None = None
     """How many workers hold each expert, of a store in parts. None: all."""
+    uneven: tuple[OwnTimes, ...] = ()
+    """Of each worker, if they have different slots or times; `slots` and `speeds` are not read then."""
     draft: int | str = 0
     """The shadow drafts: a decode pass has as many rows as there are drafts, at most this many; `auto`: chosen live."""
 
@@ -91,12 +102,10 @@ class Scenario:
         check(self.system)
         self._check_arrivals()
         self._check_draft()
-        if self.speeds and (
-            len(self.speeds) != self.worker_count or not all(0 < one < math.inf for one in self.speeds)
-        ):
+        if self.speeds and len(self.speeds) != self.worker_count:
             given = ",".join(f"{speed:g}" for speed in self.speeds)
             raise ConfigError(
-                f"--speeds is {given}; allowed: a number above 0 for each of {self.worker_count} workers, as 1,1,0.5"
+                f"--speeds is {given}; allowed: a number for each of {self.worker_count} workers, as 1,1,0.5"
             )
         if self.group_size is not None and self.group_size > self.worker_count:
             raise ConfigError(f"--group-size is {self.group_size}; allowed: 1 to --workers ({self.worker_count})")
@@ -134,9 +143,23 @@ class Scenario:
         """How many workers there are."""
         return self.workers or self.profile.workers
 
-    def speed_of(self, worker: int) -> float:
-        """How fast it loads and computes; 1 is the profile's."""
-        return self.speeds[worker] if self.speeds else 1.0
+    def slots_of(self, worker: int) -> int:
+        """How many experts it has room for."""
+        return self.uneven[worker].slots if self.uneven else self.slots
+
+    @property
+    def total_slots(self) -> int:
+        """Of all workers."""
+        return sum(map(self.slots_of, range(self.worker_count)))
+
+    def profile_of(self, worker: int) -> Profile:
+        """Its times."""
+        p = self.profile
+        if self.uneven:
+            own = self.uneven[worker]
+            faster = own.expert_s / p.expert_s if p.expert_s else 1.0
+            return replace(p, load_s=own.load_s, expert_s=own.expert_s, expert_extra_s=p.expert_extra_s * faster)
+        return p if not self.speeds or self.speeds[worker] == 1 else p.slow_down(1 / self.speeds[worker])
 
     def parts(self) -> list[tuple[t.HeldRange, ...] | None]:
         """What each worker holds of the store, as in `WorkerJoined`. A host place holds all."""

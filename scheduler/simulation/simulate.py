@@ -21,7 +21,7 @@ from scheduler.errors import ConfigError
 from scheduler.policies.registry import keeps_all
 from scheduler.policies.strategy import Strategy
 from scheduler.policies.system_config import SystemConfig
-from scheduler.simulation.bounds import Misses, give_future, optimal_misses
+from scheduler.simulation.bounds import AccessLog, Misses, give_future, optimal_misses
 from scheduler.simulation.requests import Arrival, SimulatedRequest
 from scheduler.simulation.scenario import Scenario
 from scheduler.simulation.time_breakdown import bound_by
@@ -74,7 +74,7 @@ class Outcome:
     events: int
     """The number of events."""
     misses: Misses | None = None
-    """None where every expert has a slot of its own, and beside a host: what it computes takes no slot."""
+    """None unless asked for, and where every expert has a slot of its own or a host computes: that takes no slot."""
     drafted: tuple[int, int, int] = (0, 0, 0)
     """Where the shadow drafts: passes that decode, their rows, and the tokens that they gave."""
 
@@ -160,20 +160,22 @@ def simulate_requests(
     spans: bool = False,
     progress: Callable[[int], None] = lambda tokens: None,
     lengths: DraftLengths | None = None,
+    count_misses: bool = False,
 ) -> Outcome:
     """Answer requests together, at most `Scenario.parallel` of them at once. `spans`: whether to keep every node's
     spans. `progress`: called with the number of tokens so far, of all. `lengths`: of drafts, as requests before have
-    left them, whose steps say what rows cost; None: new ones.
+    left them, whose steps say what rows cost; None: new ones. `count_misses`: those of the best eviction, too.
 
     Raises ConfigError if there are too few slots for the residency, or if a policy reads scores that a workload lacks.
     """
     core = make_core(scenario.core_config)
-    core.strategy.residency.check(scenario.shape, scenario.worker_count * scenario.slots)
+    core.strategy.residency.check(scenario.shape, scenario.total_slots)
     for arrival in arrivals:
         _check_scores(scenario, core.strategy, arrival.workload)
     give_future(scenario, core.strategy, arrivals)
     kept: list[Span] | None = [] if spans else None
-    world = World(core, scenario, arrivals, kept, lengths)
+    log = AccessLog() if count_misses and _has_misses(scenario) else None
+    world = World(core, scenario, arrivals, kept, lengths, log)
     world.start()
     total, count = sum(arrival.tokens for arrival in arrivals), 0
     while count < total:
@@ -187,15 +189,13 @@ def simulate_requests(
     where = {cause: seconds / max(1, steps) for cause, seconds in world.breakdown.seconds.items()}
     drafts = [request.drafts for request in world.queue.requests if request.drafts is not None]
     drafted = sum(one.blocks for one in drafts), sum(one.rows for one in drafts), sum(one.gained for one in drafts)
-    misses = _misses(scenario, world, answers)
+    total_missed = sum(answer.stats.missed for answer in answers)
+    misses = Misses(total_missed, optimal_misses(log.accesses, scenario.total_slots)) if log else None
     return Outcome(answers, kept or [], where, steps, world.main.union_size, world.events.count, misses, drafted)
 
 
-def _misses(scenario: Scenario, world: World, answers: Sequence[Answer]) -> Misses | None:
-    if keeps_all(scenario.system) or (scenario.host and scenario.system.placement != "device"):
-        return None
-    total = sum(answer.stats.missed for answer in answers)
-    return Misses(total, optimal_misses(world.log.accesses, scenario.worker_count * scenario.slots))
+def _has_misses(scenario: Scenario) -> bool:
+    return not keeps_all(scenario.system) and not (scenario.host and scenario.system.placement != "device")
 
 
 def _answer(world: World, request: SimulatedRequest) -> Answer:

@@ -78,12 +78,12 @@ class SimulatedWorkers:
         slots: int,
         forms: tuple[t.FormCost, ...],
         largest: str = "",
-        speed: float = 1.0,
+        own: Profile | None = None,
         held: tuple[t.HeldRange, ...] | None = None,
     ) -> None:
-        """The next worker, numbered from 0. `largest`: the form for which its slots have room. `speed`: of its loads
-        and computations; 1 is the profile's. `held`: its part of the store."""
-        profile, number = self._profile if speed == 1 else self._profile.slow_down(1 / speed), len(self._workers)
+        """The next worker, numbered from 0. `largest`: the form for which its slots have room. `own`: its times, if
+        not those of all. `held`: its part of the store."""
+        profile, number = own or self._profile, len(self._workers)
         self._workers.append(_Worker([None] * slots, profile, profile.compute_s))
         call_s, row_s = profile.device_costs
         call_s += profile.restore_s if largest else 0.0

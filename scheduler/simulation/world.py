@@ -33,8 +33,8 @@ LAST_PREDICTIONS_S = 10.0
 
 class World:
     """A core, its nodes and the requests that they answer. `spans`: gets every node's spans; None: nobody reads them.
-    `lengths`: of drafts, as earlier requests have left them; None: new ones. Raises ConfigError where the profile has
-    no times for a host place that the scenario has."""
+    `lengths`: of drafts, as earlier requests have left them; None: new ones. `log`: gets the gates. Raises ConfigError
+    where the profile has no times for a host place that the scenario has."""
 
     def __init__(
         self,
@@ -43,6 +43,7 @@ class World:
         arrivals: Sequence[Arrival],
         spans: list[Span] | None = None,
         lengths: DraftLengths | None = None,
+        log: AccessLog | None = None,
     ) -> None:
         profile, system = scenario.profile, scenario.system
         self.core = core
@@ -51,7 +52,7 @@ class World:
         self.breakdown = TimeBreakdown(system.predictor != "none")
         self.tokens = 0
         """Of all answers so far."""
-        self.log = AccessLog()
+        self._log = log
         self._until = 0  # tokens of all answers, when `run` returns
         self._scenario = scenario
         self._links = MainLinks(profile, duplex=system.prefill == "ahead")
@@ -92,8 +93,8 @@ class World:
         """All nodes join, and the first requests are opened."""
         scenario = self._scenario
         for number, held in enumerate(scenario.parts()):
-            costs = scenario.costs_of(number)
-            self._workers.join(scenario.slots, costs, scenario.largest_form(costs), scenario.speed_of(number), held)
+            costs, slots = scenario.costs_of(number), scenario.slots_of(number)
+            self._workers.join(slots, costs, scenario.largest_form(costs), scenario.profile_of(number), held)
         if scenario.host:
             self._workers.join_host()
         if scenario.system.predictor == "sep":
@@ -114,9 +115,9 @@ class World:
             pass
 
     def _post(self, event: t.Event) -> None:
-        if isinstance(event, t.GateFired):
+        if self._log is not None and isinstance(event, t.GateFired):
             prompt_tokens = self.queue.requests[event.visit.request - 1].arrival.prompt_tokens
-            self.log.add(event.visit, [expert for expert, _ in event.rows], event.visit.position >= prompt_tokens)
+            self._log.add(event.visit, [expert for expert, _ in event.rows], event.visit.position >= prompt_tokens)
         handlers, commands = self._handlers, self.core.handle(event, self.events.now)
         for command in commands:
             handlers[type(command)](command)

@@ -219,7 +219,8 @@ def _simulate(task: Task) -> _Figures:
     """In a process of its own."""
     given = SimulateSettings(**dict(task.flags))
     runs = [_retime(run, task.load_s, task.host_s) for run in _groups(runs_of(given), task.batch)]
-    found = figures_of(runs, [simulate_requests(run.scenario, run.arrivals) for run in runs], 1.0, given)
+    outcomes = [simulate_requests(run.scenario, run.arrivals, count_misses=True) for run in runs]
+    found = figures_of(runs, outcomes, 1.0, given)
     if found.decode_tokens_per_s is None:
         raise ConfigError("a comparison is of decoding, and these answers have one token; give longer ones")
     return _Figures(

@@ -41,12 +41,12 @@ def memory_text(setup: Setup) -> str:
         "whole model": f"{megabytes(needs['whole'])} on one device"
         + f", {megabytes(needs['whole_dequantised'])} dequantised" * (model.native_bits > 0),
     }
-    return "\n".join(["Device memory of each role:", "", *_table(rows), ""])
+    return "\n".join(["Device memory of each role:", "", *table(rows), ""])
 
 
 def estimate_text(plan: Estimate) -> str:
     """The next part: the result in words, then the figures of one request."""
-    return "\n".join([*_wrap(_answer(plan)), "", *_table(_figures(plan)), ""])
+    return "\n".join([*wrap(_answer(plan)), "", *table(_figures(plan)), ""])
 
 
 def rest_text(plan: Plan) -> str:
@@ -58,9 +58,9 @@ def rest_text(plan: Plan) -> str:
         if helps
         else "No single change would help"
     )
-    lines = [*_wrap(". ".join([last, *_idle_shadow(plan)]) + "."), "", *_table(_further_figures(plan)), ""]
+    lines = [*wrap(". ".join([last, *_idle_shadow(plan)]) + "."), "", *table(_further_figures(plan)), ""]
     lines += [*_helps(plan), "", "Assumed, because not given:"]
-    return "\n".join([*lines, *(part for line in taken for part in _wrap(line, "  ", "    "))])
+    return "\n".join([*lines, *(part for line in taken for part in wrap(line, "  ", "    "))])
 
 
 def _answer(plan: Estimate) -> str:
@@ -198,12 +198,12 @@ def _helps(plan: Plan) -> list[str]:
             if change.real is real and change.what not in idle:
                 about = "; ".join(part for part in (change.price, _range(change)) if part)
                 text = change.what + (f" ({about})" if about else "")
-                found += _wrap(text, f"  {change.tokens_per_s:>7.2f}  {_gain(change):>6}  ")
+                found += wrap(text, f"  {change.tokens_per_s:>7.2f}  {_gain(change):>6}  ")
         return found
 
     found = ["Single changes, in tokens/s:", *(lines(True) or ["  no change makes a difference"])]
     if idle:
-        found += _wrap("; ".join(idle), f"  less than {_NOTHING:.0%} either way: ", "    ")
+        found += wrap("; ".join(idle), f"  less than {_NOTHING:.0%} either way: ", "    ")
     return found + (["For comparison:", *lines(False)] if lines(False) else [])
 
 
@@ -234,12 +234,12 @@ def _ms(seconds: float) -> str:
     return f"{seconds * 1e3:.3g} ms" if seconds < 0.01 else f"{seconds * 1e3:.1f} ms"
 
 
-def _table(rows: dict[str, str]) -> list[str]:
+def table(rows: dict[str, str]) -> list[str]:
     width = max(map(len, rows))
-    return [line for name, text in rows.items() for line in _wrap(text, f"  {name:<{width}}  ")]
+    return [line for name, text in rows.items() for line in wrap(text, f"  {name:<{width}}  ")]
 
 
-def _wrap(text: str, first: str = "", others: str | None = None) -> list[str]:
+def wrap(text: str, first: str = "", others: str | None = None) -> list[str]:
     """Lines as wide as the terminal (COLUMNS). Lines after the first are indented by `others`, or to the first's
     text."""
     width = min(max(shutil.get_terminal_size((_WIDEST, 24)).columns, 40), _WIDEST)

@@ -98,19 +98,19 @@ def test_counts_are_of_decoding_and_of_different_experts() -> None:
 @pytest.mark.parametrize("name", ["lru", "belady"])
 def test_no_residency_has_fewer_misses_than_the_bound_for_several_requests(name: str) -> None:
     scenario = replace(SCENARIO, requests=4, system=replace(SCENARIO.system, residency=name))
-    found = simulate_requests(scenario, random_arrivals(scenario)).misses
+    found = simulate_requests(scenario, random_arrivals(scenario), count_misses=True).misses
     assert found is not None
     assert found.total >= found.optimal > 0
 
 
 def test_beside_a_host_there_is_no_split() -> None:
     scenario = replace(SCENARIO, host=True, system=replace(SCENARIO.system, placement="balance"))
-    assert simulate_requests(scenario, random_arrivals(scenario)).misses is None
+    assert simulate_requests(scenario, random_arrivals(scenario), count_misses=True).misses is None
 
 
 def run(**system: str) -> Outcome:
     scenario = replace(SCENARIO, system=replace(SCENARIO.system, **system))
-    return simulate_requests(scenario, random_arrivals(scenario))
+    return simulate_requests(scenario, random_arrivals(scenario), count_misses=True)
 
 
 @pytest.mark.parametrize("name", EXACT_CACHES)
@@ -138,7 +138,7 @@ def test_perfect_prefetch_is_faster_than_any_prediction() -> None:
 
 def test_with_a_slot_for_each_expert_nothing_is_missed_for_good() -> None:
     scenario = replace(SCENARIO, slots=32)
-    outcome = simulate_requests(scenario, random_arrivals(scenario))
+    outcome = simulate_requests(scenario, random_arrivals(scenario), count_misses=True)
     assert outcome.misses is not None
     assert outcome.misses.total == outcome.misses.optimal
 
@@ -146,4 +146,4 @@ def test_with_a_slot_for_each_expert_nothing_is_missed_for_good() -> None:
 def test_rows_of_drafts_are_not_foreseen() -> None:
     scenario = replace(SCENARIO, block=2, system=SystemConfig("none", "belady"))
     with pytest.raises(ConfigError, match=r"--residency belady knows .* leave --draft out"):
-        simulate_requests(scenario, random_arrivals(scenario))
+        simulate_requests(scenario, random_arrivals(scenario), count_misses=True)
