@@ -150,6 +150,9 @@ class WorkerJoined:
     `load_s`: one expert's load; `call_s`, `row_s`: a computation, for each call and for each of its rows. Seconds, as
     measured or as a profile has them; 0 if unknown. `forms`: the full form and those of the precision; empty where
     their costs are unknown, or where the precision's forms are loaded whatever they cost.
+
+    `host_slots`: room for so many experts in host memory, between disk and slots. `load_s` is then from disk, through
+    host memory into the slot, and `held_load_s` from host memory into the slot.
     """
 
     worker: int
@@ -158,12 +161,22 @@ class WorkerJoined:
     call_s: float = 0.0
     row_s: float = 0.0
     forms: tuple[FormCost, ...] = ()
+    host_slots: int = 0
+    held_load_s: float = 0.0
 
 
 @_message
 class WorkerLost:
     worker: int
     reason: str
+
+
+@_message
+class HostMemoryShrunk:
+    """The worker's machine ran short of memory: only the first `host_slots` of its host slots are left."""
+
+    worker: int
+    host_slots: int
 
 
 @_message
@@ -317,6 +330,7 @@ class AuditRequested:
 Event = (
     WorkerJoined
     | WorkerLost
+    | HostMemoryShrunk
     | ShadowJoined
     | ShadowLost
     | RequestOpened
@@ -352,13 +366,16 @@ class Route:
 class Load:
     """Start loading; the slot is free. Ends in LoadEnded or LoadFailed, unless an Evict of the slot comes first.
 
-    `form`: the form in which the expert is loaded; empty: the full one."""
+    `form`: the form in which the expert is loaded; empty: the full one. `host_slot`: of host memory, through which it
+    goes and where it stays; None: none. `held`: its bytes are there already, and nothing is read from disk."""
 
     worker: int
     slot: int
     expert: ExpertId
     load_id: int
     form: str = ""
+    host_slot: int | None = None
+    held: bool = False
 
 
 @_message

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from scheduler import types as t
 from scheduler.core.groups import Grouping, weighted_ring
 from scheduler.core.homes import Homes
+from scheduler.core.host_memory import HostTable
 from scheduler.core.state import LayerVisit, State, Worker
 from scheduler.errors import ConfigError
 from scheduler.policies.placement import Costs
@@ -18,7 +19,7 @@ from scheduler.policies.residency.base import Residency
 class WorkerTable:
     """Workers come and go. Whoever calls `on_lost` brings the lost worker's demands elsewhere."""
 
-    def __init__(self, state: State, grouping: Grouping, residency: Residency) -> None:
+    def __init__(self, state: State, grouping: Grouping, residency: Residency, hosts: HostTable) -> None:
         self.live: tuple[int, ...] = ()
         """Numbers of the workers with slots, ascending."""
         self.turns: tuple[int, ...] = ()
@@ -31,6 +32,8 @@ class WorkerTable:
         self._state = state
         self._grouping = grouping
         self._residency = residency
+        self.host_memory = hosts
+        """Of all workers."""
         self.homes = Homes(state.shape) if residency.has_homes else None
         """Where each expert lives, if the residency gives it one worker and loads it nowhere else."""
 
@@ -40,7 +43,7 @@ class WorkerTable:
         device = [self._state.workers[number].joined for number in self.live]
         host = [self._state.workers[number].joined for number in self.hosts]
         return Costs(
-            load_s=_mean([event.load_s for event in device]),
+            load_s=_mean([self.host_memory.expected_load_s(event) for event in device]),
             device_call_s=_mean([event.call_s for event in device]),
             device_row_s=_mean([event.row_s for event in device]),
             host_call_s=_mean([event.call_s for event in host]),
@@ -67,6 +70,7 @@ class WorkerTable:
         if not slots:
             self.hosts = tuple(sorted((*self.hosts, number)))
             return
+        self.host_memory.on_worker_joined(event)
         if self.homes is not None:
             self.homes.on_worker_joined(number, slots)
         self._take_turns((*self.live, number))
@@ -80,6 +84,7 @@ class WorkerTable:
         if worker is None:
             return None
         self._state.losses += 1
+        self.host_memory.on_worker_lost(number)
         self.hosts = tuple(n for n in self.hosts if n != number)
         if number not in self.live:
             return worker

@@ -287,6 +287,7 @@ OF_TYPE: dict[Any, st.SearchStrategy[Any]] = {
     int: INTS,
     str: WORDS,
     bool: st.booleans(),
+    int | None: st.none() | INTS,
     bool | None: st.none() | st.booleans(),
     t.Visit: st.builds(t.Visit, INTS, INTS, LAYERS),
     t.ExpertId: st.builds(t.ExpertId, LAYERS, EXPERTS),
