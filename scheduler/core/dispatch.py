@@ -18,9 +18,9 @@ place gets all rows at once: nothing travels to it, and each part would read the
 class RowDispatcher:
     """Sends the rows of confirmed demands.
 
-    `residencies`: of slots, and of host memory if any worker may have it. `precision`: says in which form a demand needs its expert. `mini_batch`: most rows in one part of prefill; None: see
-    `LEAST_ROWS`. `together`: in prefill a layer's rows are sent once none of its loads is in flight (prefill
-    `in-turn`), else each demand's as soon as it has a slot.
+    `residencies`: of slots, and of host memory. `precision`: says in which form a demand needs its expert.
+    `mini_batch`: most rows in one part of prefill; None: see `LEAST_ROWS`. `together`: in prefill a layer's rows are
+    sent once none of its loads is in flight (prefill `in-turn`), else each demand's as soon as it has a slot.
     """
 
     def __init__(

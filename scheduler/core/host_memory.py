@@ -91,7 +91,9 @@ class HostTable:
 
     # --- loads --------------------------------------------------------------------------------------------------
 
-    def assign(self, worker: int, expert: ExpertId, form: str, load_id: int, predicted: bool) -> tuple[int | None, bool]:
+    def assign(
+        self, worker: int, expert: ExpertId, form: str, load_id: int, predicted: bool
+    ) -> tuple[int | None, bool]:
         """A load begins: the host slot that it goes through, None for none, and whether its bytes are there already.
 
         `predicted`: no gate has chosen the expert yet.

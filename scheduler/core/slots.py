@@ -273,8 +273,7 @@ class SlotTable:
     def evict(self, entry: SlotEntry) -> None:
         """Free its slot; a load in flight is given up."""
         self._commands.evict(entry)
-        if self._state.audits:
-            self._audits.on_evicted(entry)
+        self._audits.on_evicted(entry)
         self._forget(entry)
         worker = self._state.workers[entry.worker]
         if worker.idle.get(entry.expert) is entry:
@@ -386,8 +385,7 @@ class SlotTable:
 
     def _may_begin(self, worker: Worker, demand: Demand) -> bool:
         """Link and slot are free for its load, or have been made so."""
-        if self._state.audits:
-            self._audits.give_way(worker)
+        self._audits.give_way(worker)
         if not demand.confirmed:
             absent = self._state.step.absent
             if len(worker.link) >= PREFETCHES and not (absent and self._put_off(worker, worker.link, demand)):
@@ -444,8 +442,7 @@ class SlotTable:
         if demand.origin == "warm-up" and not keeps:  # it would be evicted as soon as it is loaded
             demand.end_warm_up()
             return
-        slot, load_id = heappop(worker.free), self._commands.next_id()
-        form = FULL
+        slot, load_id, form = heappop(worker.free), self._commands.next_id(), FULL
         if self._precision is not None:
             form = form_taken(self._precision.form(demand.importance), worker.joined.forms)
         self.forms.add(form)

@@ -333,7 +333,10 @@ def _layers_and_experts(fact: Any) -> tuple[list[int], list[int]]:
 
 def _counts(fact: Any) -> list[int]:
     """The numbers of an event or a command that must not be huge: tokens, rows, slots."""
-    counts = [getattr(fact, name, 0) for name in ("slots", "host_slots", "prompt_tokens", "position", "tokens", "index", "step")]
+    counts = [
+        getattr(fact, name, 0)
+        for name in ("slots", "host_slots", "prompt_tokens", "position", "tokens", "index", "step")
+    ]
     if isinstance(fact, t.GateFired):
         counts += [fact.visit.position, *(rows for _, rows in fact.rows)]
     if isinstance(fact, t.AuditRequested):

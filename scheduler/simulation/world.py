@@ -93,7 +93,8 @@ class World:
         scenario = self._scenario
         for number in range(scenario.worker_count):
             costs = scenario.costs_of(number)
-            self._workers.join(scenario.slots, costs, scenario.largest_form(costs), scenario.speed_of(number))
+            largest, speed = scenario.largest_form(costs), scenario.speed_of(number)
+            self._workers.join(scenario.slots, costs, largest, speed, scenario.host_slots)
         if scenario.host:
             self._workers.join_host()
         if scenario.system.predictor == "sep":
