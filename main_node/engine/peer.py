@@ -59,7 +59,9 @@ def worker_of(number: int, ready: WorkerReady) -> t.WorkerJoined:
     if not all(math.isfinite(cost) and cost >= 0 for cost in seconds):
         raise ProtocolError(f"worker {number} has forms that cost {seconds} seconds; allowed: finite, at least 0")
     load_s = ready.slot_bytes / ready.load_bytes_per_s if ready.load_bytes_per_s > 0 else 0.0
-    return t.WorkerJoined(number, ready.slots, load_s, ready.call_s, ready.row_s, tuple(map(t.FormCost, *costs)))
+    forms = tuple(map(t.FormCost, *costs))
+    own = ready.call_s, ready.row_s, forms, ready.host_slots, ready.held_load_s
+    return t.WorkerJoined(number, ready.slots, load_s, *own)
 
 
 def prediction_of(message: Message, shape: t.ModelShape, on_prediction: Callable[[Prediction], None]) -> t.Predicted:
