@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 from odmoe.settings.system_settings import SystemSettings
 from odmoe.settings.table import setting
 from odmoe.settings.units import (
@@ -83,3 +86,6 @@ class MemorySettings(SystemSettings):
         metavar="SIZE",
         fixed="running",
     )
+
+    def __init__(self, named: Callable[[str], str] | None = None, **values: Any) -> None:
+        super().__init__(named, **values)

@@ -22,7 +22,7 @@ class TieredLoader(HostLoader):
 
     def __init__(self, store: ExpertStore, tier: HostTier) -> None:
         super().__init__(store)
-        self.tier = tier
+        self.tier = self._tier = tier
 
     def load(
         self,
@@ -33,13 +33,13 @@ class TieredLoader(HostLoader):
         form: str = "",
         digest: BlobDigest | None = None,
     ) -> int:
-        blob, digest = self.tier.fetch(layer, expert, form, cancelled, digest)
+        blob, digest = self._tier.fetch(layer, expert, form, cancelled, digest)
         if blob is None:
-            return self.tier.disk.load(layer, expert, into, cancelled, form, digest)
+            return self._tier.disk.load(layer, expert, into, cancelled, form, digest)
         return copy_pieces(blob, into, cancelled, digest, self.piece_bytes)
 
     def reopen(self) -> None:
-        self.tier.disk.reopen()
+        self._tier.disk.reopen()
 
     def close(self) -> None:
-        self.tier.close()
+        self._tier.close()
