@@ -88,6 +88,11 @@ class Report:
     """By worker: the most experts that were in its slots at once."""
     bytes_loaded: int
 
+    held_loads: int
+    """Of `loads`, those of experts that were in host memory, a tier between disk and slots (`--host-memory`)."""
+    host_memory_bytes: list[int]
+    """By worker: most bytes of that tier, from its buffers. 0 without it, and where the slots are host memory."""
+
     finish: str
     """`stop` (end-of-sequence token, or the last token of a text that a schema lets end nowhere else), `stop_text`,
     `length` (max_new_tokens) or `context` (full)."""
@@ -227,6 +232,8 @@ def build_report(
         memory_shares=shares,
         resident_experts_max=[usage.resident_experts_max for usage in workers.values()],
         bytes_loaded=stats.bytes_loaded,
+        held_loads=stats.held_loads,
+        host_memory_bytes=[usage.host_bytes_max for usage in workers.values()],
         finish=finish,
         ignored=chooser.ignored,
         exact=not reasons,

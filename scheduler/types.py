@@ -159,6 +159,9 @@ class WorkerJoined:
     measured or as a profile has them; 0 if unknown. `forms`: the full form and those of the precision; empty where
     their costs are unknown, or where the precision's forms are loaded whatever they cost. `held`: the experts of its
     part of the store; None: all.
+
+    `host_slots`: room for so many experts in host memory, between disk and slots. `load_s` is then from disk, through
+    host memory into the slot, and `host_load_s` from host memory into the slot.
     """
 
     worker: int
@@ -167,6 +170,8 @@ class WorkerJoined:
     call_s: float = 0.0
     row_s: float = 0.0
     forms: tuple[FormCost, ...] = ()
+    host_slots: int = 0
+    host_load_s: float = 0.0
     held: tuple[HeldRange, ...] | None = None
 
 
@@ -182,6 +187,14 @@ class HoldingsChanged:
 class WorkerLost:
     worker: int
     reason: str
+
+
+@_message
+class HostMemoryShrunk:
+    """The worker's machine ran short of memory: only the first `host_slots` of its host slots are left."""
+
+    worker: int
+    host_slots: int
 
 
 @_message
@@ -336,6 +349,7 @@ Event = (
     WorkerJoined
     | WorkerLost
     | HoldingsChanged
+    | HostMemoryShrunk
     | ShadowJoined
     | ShadowLost
     | RequestOpened
@@ -371,13 +385,16 @@ class Route:
 class Load:
     """Start loading; the slot is free. Ends in LoadEnded or LoadFailed, unless an Evict of the slot comes first.
 
-    `form`: the form in which the expert is loaded; empty: the full one."""
+    `form`: the form in which the expert is loaded; empty: the full one. `host_slot`: of host memory, through which it
+    goes and where it stays; None: none. `held`: its bytes are there already, and nothing is read from disk."""
 
     worker: int
     slot: int
     expert: ExpertId
     load_id: int
     form: str = ""
+    host_slot: int | None = None
+    held: bool = False
 
 
 @_message

@@ -121,6 +121,8 @@ class Load:
     expert: int
     form: str = ""
     """One of the store's forms; empty for the full one, as in the checkpoint."""
+    host_slot: int | None = None
+    """Of host memory, through which it goes and where it stays. None: none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,6 +192,10 @@ class WorkerReady:
     """Whether the worker has slots, and memory to restore it, for the form."""
     queue_bytes: int = 0
     """Most bytes of rows that may wait here; the main node keeps back what exceeds it. 0: as many as a message has."""
+    host_slots: int = 0
+    """Experts for which there is room in host memory, between disk and slots."""
+    host_load_s: float = 0.0
+    """Seconds of a load from there, measured at start; `load_bytes_per_s` is then from disk."""
     in_parts: bool = False
     """The worker holds only the experts in `held`; else all of the store."""
     held: tuple[int, ...] = ()
@@ -202,6 +208,13 @@ class Held:
 
     in_parts: bool
     held: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class HostShrunk:
+    """The machine ran short of memory: only the first `host_slots` host slots are left."""
+
+    host_slots: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,6 +249,10 @@ class WorkerUsage:
     bytes_loaded: int
     loads_checked: int = 0
     """Loads whose bytes were compared with the store's checksum."""
+    host_bytes_max: int = 0
+    """Most bytes of host memory between disk and slots."""
+    loads_held: int = 0
+    """Loads of experts that were there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -388,7 +405,9 @@ class ShadowUsage:
 
 
 ToWorker = Hello | Load | Evict | Compute | AskUsage | AskTrace | Echo | Beat | Bundle
-FromWorker = WorkerReady | Held | Loaded | Computed | WorkerUsage | TraceRecords | Failed | Echo | Beat | Bundle
+FromWorker = (
+    WorkerReady | Held | Loaded | Computed | WorkerUsage | HostShrunk | TraceRecords | Failed | Echo | Beat | Bundle
+)
 ToShadow = Hello | OpenRequest | Align | CloseRequest | AskUsage | AskTrace | Echo | Beat
 FromShadow = ShadowReady | Prediction | ShadowProgress | Draft | ShadowUsage | TraceRecords | Failed | Echo | Beat
 Message = ToWorker | FromWorker | ToShadow | FromShadow | Stamped

@@ -32,7 +32,7 @@ class ToWorker(_message.Message):
     def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., load: _Optional[_Union[Load, _Mapping]] = ..., evict: _Optional[_Union[Evict, _Mapping]] = ..., compute: _Optional[_Union[Compute, _Mapping]] = ..., ask_usage: _Optional[_Union[AskUsage, _Mapping]] = ..., ask_trace: _Optional[_Union[AskTrace, _Mapping]] = ..., echo: _Optional[_Union[Echo, _Mapping]] = ..., beat: _Optional[_Union[Beat, _Mapping]] = ..., bundle: _Optional[_Union[Bundle, _Mapping]] = ..., stamp: _Optional[_Union[Stamp, _Mapping]] = ...) -> None: ...
 
 class FromWorker(_message.Message):
-    __slots__ = ("worker_ready", "loaded", "computed", "worker_usage", "failed", "trace_records", "held", "echo", "beat", "bundle", "stamp")
+    __slots__ = ("worker_ready", "loaded", "computed", "worker_usage", "failed", "trace_records", "held", "host_shrunk", "echo", "beat", "bundle", "stamp")
     WORKER_READY_FIELD_NUMBER: _ClassVar[int]
     LOADED_FIELD_NUMBER: _ClassVar[int]
     COMPUTED_FIELD_NUMBER: _ClassVar[int]
@@ -40,6 +40,7 @@ class FromWorker(_message.Message):
     FAILED_FIELD_NUMBER: _ClassVar[int]
     TRACE_RECORDS_FIELD_NUMBER: _ClassVar[int]
     HELD_FIELD_NUMBER: _ClassVar[int]
+    HOST_SHRUNK_FIELD_NUMBER: _ClassVar[int]
     ECHO_FIELD_NUMBER: _ClassVar[int]
     BEAT_FIELD_NUMBER: _ClassVar[int]
     BUNDLE_FIELD_NUMBER: _ClassVar[int]
@@ -51,11 +52,12 @@ class FromWorker(_message.Message):
     failed: Failed
     trace_records: TraceRecords
     held: Held
+    host_shrunk: HostShrunk
     echo: Echo
     beat: Beat
     bundle: Bundle
     stamp: Stamp
-    def __init__(self, worker_ready: _Optional[_Union[WorkerReady, _Mapping]] = ..., loaded: _Optional[_Union[Loaded, _Mapping]] = ..., computed: _Optional[_Union[Computed, _Mapping]] = ..., worker_usage: _Optional[_Union[WorkerUsage, _Mapping]] = ..., failed: _Optional[_Union[Failed, _Mapping]] = ..., trace_records: _Optional[_Union[TraceRecords, _Mapping]] = ..., held: _Optional[_Union[Held, _Mapping]] = ..., echo: _Optional[_Union[Echo, _Mapping]] = ..., beat: _Optional[_Union[Beat, _Mapping]] = ..., bundle: _Optional[_Union[Bundle, _Mapping]] = ..., stamp: _Optional[_Union[Stamp, _Mapping]] = ...) -> None: ...
+    def __init__(self, worker_ready: _Optional[_Union[WorkerReady, _Mapping]] = ..., loaded: _Optional[_Union[Loaded, _Mapping]] = ..., computed: _Optional[_Union[Computed, _Mapping]] = ..., worker_usage: _Optional[_Union[WorkerUsage, _Mapping]] = ..., failed: _Optional[_Union[Failed, _Mapping]] = ..., trace_records: _Optional[_Union[TraceRecords, _Mapping]] = ..., held: _Optional[_Union[Held, _Mapping]] = ..., host_shrunk: _Optional[_Union[HostShrunk, _Mapping]] = ..., echo: _Optional[_Union[Echo, _Mapping]] = ..., beat: _Optional[_Union[Beat, _Mapping]] = ..., bundle: _Optional[_Union[Bundle, _Mapping]] = ..., stamp: _Optional[_Union[Stamp, _Mapping]] = ...) -> None: ...
 
 class ToShadow(_message.Message):
     __slots__ = ("hello", "open_request", "align", "close_request", "ask_usage", "ask_trace", "echo", "beat", "stamp")
@@ -174,18 +176,20 @@ class Hello(_message.Message):
     def __init__(self, version: _Optional[int] = ..., fingerprint: _Optional[str] = ..., dtype: _Optional[str] = ..., node: _Optional[str] = ..., trace: _Optional[bool] = ..., session: _Optional[str] = ...) -> None: ...
 
 class Load(_message.Message):
-    __slots__ = ("load_id", "slot", "layer", "expert", "form")
+    __slots__ = ("load_id", "slot", "layer", "expert", "form", "host_slot")
     LOAD_ID_FIELD_NUMBER: _ClassVar[int]
     SLOT_FIELD_NUMBER: _ClassVar[int]
     LAYER_FIELD_NUMBER: _ClassVar[int]
     EXPERT_FIELD_NUMBER: _ClassVar[int]
     FORM_FIELD_NUMBER: _ClassVar[int]
+    HOST_SLOT_FIELD_NUMBER: _ClassVar[int]
     load_id: int
     slot: int
     layer: int
     expert: int
     form: str
-    def __init__(self, load_id: _Optional[int] = ..., slot: _Optional[int] = ..., layer: _Optional[int] = ..., expert: _Optional[int] = ..., form: _Optional[str] = ...) -> None: ...
+    host_slot: int
+    def __init__(self, load_id: _Optional[int] = ..., slot: _Optional[int] = ..., layer: _Optional[int] = ..., expert: _Optional[int] = ..., form: _Optional[str] = ..., host_slot: _Optional[int] = ...) -> None: ...
 
 class Evict(_message.Message):
     __slots__ = ("slot",)
@@ -242,7 +246,7 @@ class TraceRecords(_message.Message):
     def __init__(self, machine: _Optional[str] = ..., now: _Optional[float] = ..., whats: _Optional[_Iterable[str]] = ..., labels: _Optional[_Iterable[str]] = ..., starts: _Optional[_Iterable[float]] = ..., ends: _Optional[_Iterable[float]] = ..., more: _Optional[bool] = ...) -> None: ...
 
 class WorkerReady(_message.Message):
-    __slots__ = ("version", "node", "slots", "slot_bytes", "device", "loader", "host", "pid", "device_name", "device_bytes", "load_bytes_per_s", "call_s", "row_s", "forms", "form_load_s", "form_restore_s", "form_fits", "queue_bytes", "in_parts", "held")
+    __slots__ = ("version", "node", "slots", "slot_bytes", "device", "loader", "host", "pid", "device_name", "device_bytes", "load_bytes_per_s", "call_s", "row_s", "forms", "form_load_s", "form_restore_s", "form_fits", "queue_bytes", "host_slots", "host_load_s", "in_parts", "held")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     NODE_FIELD_NUMBER: _ClassVar[int]
     SLOTS_FIELD_NUMBER: _ClassVar[int]
@@ -261,6 +265,8 @@ class WorkerReady(_message.Message):
     FORM_RESTORE_S_FIELD_NUMBER: _ClassVar[int]
     FORM_FITS_FIELD_NUMBER: _ClassVar[int]
     QUEUE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    HOST_SLOTS_FIELD_NUMBER: _ClassVar[int]
+    HOST_LOAD_S_FIELD_NUMBER: _ClassVar[int]
     IN_PARTS_FIELD_NUMBER: _ClassVar[int]
     HELD_FIELD_NUMBER: _ClassVar[int]
     version: int
@@ -281,9 +287,11 @@ class WorkerReady(_message.Message):
     form_restore_s: _containers.RepeatedScalarFieldContainer[float]
     form_fits: _containers.RepeatedScalarFieldContainer[bool]
     queue_bytes: int
+    host_slots: int
+    host_load_s: float
     in_parts: bool
     held: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, version: _Optional[int] = ..., node: _Optional[str] = ..., slots: _Optional[int] = ..., slot_bytes: _Optional[int] = ..., device: _Optional[str] = ..., loader: _Optional[str] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ..., device_name: _Optional[str] = ..., device_bytes: _Optional[int] = ..., load_bytes_per_s: _Optional[float] = ..., call_s: _Optional[float] = ..., row_s: _Optional[float] = ..., forms: _Optional[_Iterable[str]] = ..., form_load_s: _Optional[_Iterable[float]] = ..., form_restore_s: _Optional[_Iterable[float]] = ..., form_fits: _Optional[_Iterable[bool]] = ..., queue_bytes: _Optional[int] = ..., in_parts: _Optional[bool] = ..., held: _Optional[_Iterable[int]] = ...) -> None: ...
+    def __init__(self, version: _Optional[int] = ..., node: _Optional[str] = ..., slots: _Optional[int] = ..., slot_bytes: _Optional[int] = ..., device: _Optional[str] = ..., loader: _Optional[str] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ..., device_name: _Optional[str] = ..., device_bytes: _Optional[int] = ..., load_bytes_per_s: _Optional[float] = ..., call_s: _Optional[float] = ..., row_s: _Optional[float] = ..., forms: _Optional[_Iterable[str]] = ..., form_load_s: _Optional[_Iterable[float]] = ..., form_restore_s: _Optional[_Iterable[float]] = ..., form_fits: _Optional[_Iterable[bool]] = ..., queue_bytes: _Optional[int] = ..., host_slots: _Optional[int] = ..., host_load_s: _Optional[float] = ..., in_parts: _Optional[bool] = ..., held: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Held(_message.Message):
     __slots__ = ("in_parts", "held")
@@ -292,6 +300,12 @@ class Held(_message.Message):
     in_parts: bool
     held: _containers.RepeatedScalarFieldContainer[int]
     def __init__(self, in_parts: _Optional[bool] = ..., held: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class HostShrunk(_message.Message):
+    __slots__ = ("host_slots",)
+    HOST_SLOTS_FIELD_NUMBER: _ClassVar[int]
+    host_slots: int
+    def __init__(self, host_slots: _Optional[int] = ...) -> None: ...
 
 class Loaded(_message.Message):
     __slots__ = ("load_id", "nbytes", "seconds", "checked")
@@ -318,18 +332,22 @@ class Computed(_message.Message):
     def __init__(self, call_id: _Optional[int] = ..., output: _Optional[_Union[Tensor, _Mapping]] = ..., seconds: _Optional[float] = ..., checksum: _Optional[int] = ...) -> None: ...
 
 class WorkerUsage(_message.Message):
-    __slots__ = ("resident_experts_max", "device_bytes_max", "loads", "bytes_loaded", "loads_checked")
+    __slots__ = ("resident_experts_max", "device_bytes_max", "loads", "bytes_loaded", "loads_checked", "host_bytes_max", "loads_held")
     RESIDENT_EXPERTS_MAX_FIELD_NUMBER: _ClassVar[int]
     DEVICE_BYTES_MAX_FIELD_NUMBER: _ClassVar[int]
     LOADS_FIELD_NUMBER: _ClassVar[int]
     BYTES_LOADED_FIELD_NUMBER: _ClassVar[int]
     LOADS_CHECKED_FIELD_NUMBER: _ClassVar[int]
+    HOST_BYTES_MAX_FIELD_NUMBER: _ClassVar[int]
+    LOADS_HELD_FIELD_NUMBER: _ClassVar[int]
     resident_experts_max: int
     device_bytes_max: int
     loads: int
     bytes_loaded: int
     loads_checked: int
-    def __init__(self, resident_experts_max: _Optional[int] = ..., device_bytes_max: _Optional[int] = ..., loads: _Optional[int] = ..., bytes_loaded: _Optional[int] = ..., loads_checked: _Optional[int] = ...) -> None: ...
+    host_bytes_max: int
+    loads_held: int
+    def __init__(self, resident_experts_max: _Optional[int] = ..., device_bytes_max: _Optional[int] = ..., loads: _Optional[int] = ..., bytes_loaded: _Optional[int] = ..., loads_checked: _Optional[int] = ..., host_bytes_max: _Optional[int] = ..., loads_held: _Optional[int] = ...) -> None: ...
 
 class Failed(_message.Message):
     __slots__ = ("error", "message", "load_id", "call_id", "request")

@@ -205,6 +205,12 @@ class Sessions(Generic[S]):
         if before is not None and before is not session:
             before.on_replaced()
 
+    @property
+    def served(self) -> S | None:
+        """The stream of the main node that is served."""
+        with self._lock:
+            return self._served
+
     def _rival(self, session: S) -> S | None:
         """The stream of another main node that is served. The lock is held."""
         served = self._served

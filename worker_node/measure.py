@@ -15,6 +15,7 @@ from checkpoint.devices.names import accelerator_memory, accelerator_name
 from checkpoint.store import ExpertStore
 from scheduler.emulation.clock import Cancellation
 from scheduler.errors import LaunchError
+from scheduler.types import ExpertId
 from wire.machine import memory_bytes, processor_name
 from worker_node.costs import computing_costs
 from worker_node.loaders.base import Loader
@@ -37,15 +38,18 @@ GIVE_UP_S = 5.0
 """Most time for all loads. The last one counts with the bytes that it has moved by then."""
 
 
-def load_bandwidth(store: ExpertStore, loader: Loader, slots: list[torch.Tensor], form: str = "") -> float:
+def load_bandwidth(
+    store: ExpertStore, loader: Loader, slots: list[torch.Tensor], form: str = "", held: bool = False
+) -> float:
     """Bytes a second that `loader` moves: the median of a few loads of different experts, in `form`, into the slots.
 
     By the loader's pace: an emulated one gives the profile's bandwidth. 0 where an emulated load lasts longer than
-    `GIVE_UP_S`. Raises CorruptStoreError, or LaunchError where the store cannot be read.
+    `GIVE_UP_S`. `held`: of an expert that is in the loader's tier; else through it from disk. Raises CorruptStoreError,
+    or LaunchError where the store cannot be read.
     """
     cancelled = Cancellation()
     with ThreadPoolExecutor(1, "measure") as pool:  # its emulated time must not become this thread's
-        measuring = pool.submit(lambda: list(_rates(store, loader, slots, cancelled, form)))
+        measuring = pool.submit(lambda: list(_rates(store, loader, slots, cancelled, form, held)))
         wait([measuring], GIVE_UP_S)
         cancelled.cancel(loader.pace.now())
     try:
@@ -56,20 +60,27 @@ def load_bandwidth(store: ExpertStore, loader: Loader, slots: list[torch.Tensor]
 
 
 def _rates(
-    store: ExpertStore, loader: Loader, slots: list[torch.Tensor], cancelled: Cancellation, form: str
+    store: ExpertStore, loader: Loader, slots: list[torch.Tensor], cancelled: Cancellation, form: str, held: bool
 ) -> Iterator[float]:
     """Bytes a second of each load."""
+    tier = loader.tier
     measuring, moved = time.monotonic(), 0
-    experts = (expert for expert, _ in store.experts(form))
+    experts: Iterator[ExpertId] = (expert for expert, _ in store.experts(form))
     share = store.manifest.form_bytes(form) / store.manifest.blob_bytes
+    if held and tier is not None:  # bring it there
+        first = next(experts)
+        tier.assign(0, ExpertId(*first), form)
+        loader.load(*first, slots[0], cancelled.is_set, form)
+        experts = itertools.repeat(first)
     for (layer, expert), slot in zip(itertools.islice(experts, LOADS), itertools.cycle(slots), strict=False):
         done = moved >= BYTES or (moved and time.monotonic() - measuring >= SECONDS)
         if done or cancelled.is_set():
             return
+        there = tier.assign(0, ExpertId(layer, expert), form) if tier is not None else True
         start = loader.pace.begin_load(loader.pace.now())
         nbytes = loader.load(layer, expert, slot, cancelled.is_set, form)
         cut_short = cancelled.is_set()
-        seconds = loader.pace.end_load(cancelled, share) - start
+        seconds = loader.pace.end_load(cancelled, share, there) - start
         if not nbytes or (cancelled.is_set() and not cut_short):  # all bytes moved, but the profile takes longer
             return
         moved += nbytes

@@ -8,9 +8,8 @@ hand-over per expert.
 from __future__ import annotations
 
 import math
-from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -21,7 +20,6 @@ from checkpoint.kernels import SHARED_ROWS
 from checkpoint.sizes.message_limits import message_limits
 from checkpoint.store import ExpertStore
 from checkpoint.tensors import received_tensor
-from scheduler.emulation.clock import Cancellation
 from scheduler.errors import ConfigError, ODMoEError, ProtocolError
 from scheduler.types import ExpertId
 from wire import runtime
@@ -30,6 +28,7 @@ from wire.messages import (
     AskUsage,
     Compute,
     Evict,
+    HostShrunk,
     Load,
     Loaded,
     Message,
@@ -42,7 +41,9 @@ from worker_node.form_choice import FormChoice
 from worker_node.loaders.base import Loader
 from worker_node.loaders.load_checks import LoadChecks
 from worker_node.measure import device_costs, load_bandwidth
+from worker_node.memory_watch import MemoryWatch
 from worker_node.module_cache import ModuleCache
+from worker_node.occupancy import SlotOccupancy
 from worker_node.restorer import Restorer
 from worker_node.session import ComputeSession
 from worker_node.slots import Slots
@@ -56,34 +57,6 @@ QUICK_LOAD_S = 200e-6
 
 MODULES = 4096
 """Modules kept, one a slot and layer. A cache of thousands of slots would otherwise make one for each of both."""
-
-
-@dataclass(slots=True, eq=False)
-class _SlotOccupancy:
-    """An expert's stay in a slot, from the command to load it to its eviction."""
-
-    load_id: int
-    slot: int
-    expert: ExpertId
-    received: float
-    """When the command came, by the loader's pace; likewise `ended`."""
-    form: str = ""
-    ended: float = 0.0
-    """End of the load."""
-    occupied: bool = False
-    """It holds its slot's memory."""
-    loaded: bool = False
-    computing: bool = False
-    cancelled: Cancellation = field(default_factory=Cancellation)
-    """Set by the eviction."""
-    waiting: list[tuple[Compute, float]] = field(default_factory=list)
-    """Computations that wait for the load, and when each came."""
-    ready: deque[tuple[Compute, float]] = field(default_factory=deque)
-    """Those that are queued to be computed."""
-
-    @property
-    def label(self) -> str:
-        return f"{self.expert.layer}.{self.expert.expert}"
 
 
 class Worker:
@@ -124,6 +97,8 @@ class Worker:
         loader.prepare(self.slots.buffers)
         self.load_bytes_per_s = load_bandwidth(store, loader, self.slots.buffers, forms[0])
         """The loader's bandwidth, measured here; these loads are not counted."""
+        self.host_load_s = self._measured_held_load(forms[0])
+        """Seconds of a load from host memory, where that is a tier of its own."""
         self.checks = LoadChecks(name, store, loader, checks)
         self.checks.measure(self.slots.buffers[0])
         slot_s = self.slots.buffers[0].nbytes / self.load_bytes_per_s if self.load_bytes_per_s else 0.0
@@ -133,11 +108,12 @@ class Worker:
         """When each slot was freed last."""
         self.loading = runtime.Lock()
         """Held by the load under way: a lent thread may begin one while the worker's own is loading."""
-        self.loads = 0
+        self.loads = self.loads_held = 0
         self.bytes_loaded = 0
         self._arithmetic = arithmetic
         self._modules = ModuleCache(MODULES)
         self.sessions: Sessions[_Session] = Sessions()
+        self._watch = MemoryWatch(name, loader.tier, self.loading, self._on_shrunk) if loader.tier else None
         first = 0, store.manifest.moe_layers[0], forms[0]
         call_s, row_s = self.pace.costs or device_costs(store, partial(self.run, *first))
         self.costs = (call_s + self.pace.restore_s if forms[0] else call_s), row_s
@@ -150,6 +126,19 @@ class Worker:
 
     def accept(self, reply: Channel) -> _Session:
         return self.sessions.add(_Session(self, reply))
+
+    def _measured_held_load(self, form: str) -> float:
+        tier = self.loader.tier
+        if tier is None or not tier.slots:
+            return 0.0
+        rate = load_bandwidth(self.store, self.loader, self.slots.buffers, form, held=True)
+        tier.clear()
+        return self.slots.buffers[0].nbytes / rate if rate else 0.0
+
+    def _on_shrunk(self, host_slots: int) -> None:
+        served = self.sessions.served
+        if served is not None:
+            served.send(HostShrunk(host_slots))
 
     def compute(self, message: Compute, form: str = "") -> torch.Tensor:
         """The message's rows [n, H] through the expert in its slot, held in `form`: [n, H]; see `run`."""
@@ -205,6 +194,8 @@ class Worker:
 
     def close(self) -> None:
         self.sessions.close()
+        if self._watch is not None:
+            self._watch.close()
         self.loader.close()
         self.checks.close()
 
@@ -220,7 +211,7 @@ class _Session(ComputeSession):
     def __init__(self, worker: Worker, reply: Channel) -> None:
         super().__init__(worker, reply)
         self._worker = worker
-        self._occupancies: dict[int, _SlotOccupancy] = {}  # slot -> the expert that is in it, or on its way there
+        self._occupancies: dict[int, SlotOccupancy] = {}  # slot -> the expert that is in it, or on its way there
         self._slots = runtime.Lock()
         self._queued = 0
         """Computations that are ready and have not begun."""
@@ -238,14 +229,16 @@ class _Session(ComputeSession):
             worker.loader.device, worker.loader.name, len(slots), slots[0].nbytes, worker.load_bytes_per_s
         )
         forms, load_s, restore_s, fits = zip(*worker.form_costs, strict=True) if worker.form_costs else ((),) * 4
+        tier = worker.loader.tier
+        ready = replace(ready, host_slots=tier.slots if tier else 0, host_load_s=worker.host_load_s)
         return replace(ready, forms=forms, form_load_s=load_s, form_restore_s=restore_s, form_fits=fits)
 
     def usage(self) -> WorkerUsage:
         worker = self._worker
         checked = worker.checks.checked  # first: a load is counted before its check is
-        return WorkerUsage(
-            worker.slots.resident_max, worker.allocated_bytes, worker.loads, worker.bytes_loaded, checked
-        )
+        tier, slots = worker.loader.tier, worker.slots
+        figures = worker.allocated_bytes, worker.loads, worker.bytes_loaded, checked
+        return WorkerUsage(slots.resident_max, *figures, tier.bytes_max if tier else 0, worker.loads_held)
 
     def dispatch(self, message: Message) -> None:
         if isinstance(message, Load):
@@ -281,7 +274,8 @@ class _Session(ComputeSession):
             )
         worker.store.locate(message.layer, message.expert, message.form)
         expert = ExpertId(message.layer, message.expert)
-        occupancy = _SlotOccupancy(message.load_id, message.slot, expert, worker.pace.now(), message.form)
+        received = worker.pace.now()
+        occupancy = SlotOccupancy(message.load_id, message.slot, expert, received, message.form, message.host_slot)
         with self._slots:
             if self.over:  # `end` has already evicted what was there
                 return
@@ -305,7 +299,7 @@ class _Session(ComputeSession):
             else:
                 occupancy.waiting.append((message, received))
 
-    def _submit(self, occupancy: _SlotOccupancy, message: Compute, received: float) -> None:
+    def _submit(self, occupancy: SlotOccupancy, message: Compute, received: float) -> None:
         """Called with the lock held: computations keep their order."""
         self._computing.lend(self._run_compute, occupancy)  # waits for this lock before it looks for something ready
         occupancy.ready.append((message, received))
@@ -330,7 +324,7 @@ class _Session(ComputeSession):
 
     # --- the threads --------------------------------------------------------------------------------------------
 
-    def _run_load(self, occupancy: _SlotOccupancy) -> None:
+    def _run_load(self, occupancy: SlotOccupancy) -> None:
         """On the loading thread, or a lent one."""
         worker = self._worker
         if occupancy.cancelled.is_set():  # before this thread came to it; by a profile's times it may have begun
@@ -351,18 +345,27 @@ class _Session(ComputeSession):
         finally:
             self._begin_waiting(occupancy)
 
-    def _load_now(self, occupancy: _SlotOccupancy) -> Loaded | None:
+    def _load_now(self, occupancy: SlotOccupancy) -> Loaded | None:
         """None where it was cancelled."""
         worker = self._worker
         buffer = worker.slots.occupy(occupancy.slot, occupancy.expert, SLOT_DEADLINE_S)
         occupancy.occupied = True
         start = worker.pace.begin_load(max(occupancy.received, worker.freed[occupancy.slot]))
+        tier = worker.loader.tier
         with worker.loading:
-            load = worker.checks.load(*occupancy.expert, buffer, occupancy.cancelled.is_set, occupancy.form)
+            held = tier is None or tier.assign(occupancy.host_slot, occupancy.expert, occupancy.form)
+            try:
+                load = worker.checks.load(*occupancy.expert, buffer, occupancy.cancelled.is_set, occupancy.form)
+            except BaseException:
+                if tier is not None:
+                    tier.drop(occupancy.expert)
+                raise
             if not occupancy.cancelled.is_set():
                 worker.loads += 1
+                worker.loads_held += held and tier is not None
                 worker.bytes_loaded += load.nbytes
-        occupancy.ended = worker.pace.end_load(occupancy.cancelled, worker.share(occupancy.expert, occupancy.form))
+        share = worker.share(occupancy.expert, occupancy.form)
+        occupancy.ended = worker.pace.end_load(occupancy.cancelled, share, held)
         cancelled, seconds = occupancy.cancelled.is_set(), occupancy.ended - start
         if self.spans.on:
             self.spans.add("given up" if cancelled else "load", occupancy.label, start, occupancy.ended)
@@ -371,7 +374,7 @@ class _Session(ComputeSession):
         worker.checks.on_loaded(seconds, load)
         return Loaded(occupancy.load_id, load.nbytes, seconds, load.checked)
 
-    def _begin_waiting(self, occupancy: _SlotOccupancy) -> None:
+    def _begin_waiting(self, occupancy: SlotOccupancy) -> None:
         """The load is over: queue the computations that waited for it, or free the slot if it was cancelled."""
         failed: list[tuple[ODMoEError, Compute]] = []
         with self._slots:
@@ -388,7 +391,7 @@ class _Session(ComputeSession):
         for fault, message in failed:
             self.report(fault, message)
 
-    def _run_compute(self, occupancy: _SlotOccupancy) -> None:
+    def _run_compute(self, occupancy: SlotOccupancy) -> None:
         """On the computing thread, or a lent one. Computes what is ready first, and with it what can be."""
         group: list[Compute] = []
         try:
@@ -413,7 +416,7 @@ class _Session(ComputeSession):
             if not isinstance(error, Exception):
                 raise
 
-    def _batch_with(self, occupancy: _SlotOccupancy, first: Compute) -> list[tuple[Compute, float]]:
+    def _batch_with(self, occupancy: SlotOccupancy, first: Compute) -> list[tuple[Compute, float]]:
         """The computations of other requests that are made together with the first. Not in emulated time, in which
         each lasts as long as by the profile."""
         worker = self._worker
@@ -438,7 +441,7 @@ class _Session(ComputeSession):
         with self._slots:
             return self._queued > 0 and not self._worker.pace.is_emulated and self._worker.lent is None
 
-    def _compute_and_answer(self, occupancy: _SlotOccupancy, messages: list[Compute], received: float) -> None:
+    def _compute_and_answer(self, occupancy: SlotOccupancy, messages: list[Compute], received: float) -> None:
         """Takes each message from the list once it is answered. `received`: when the last of them came."""
         pace = self._worker.pace
         start = pace.begin_compute(max(received, occupancy.ended))
@@ -460,7 +463,7 @@ class _Session(ComputeSession):
             self.send_output(messages[0], output, end - start, more)
             del messages[0]
 
-    def _compute_each(self, occupancy: _SlotOccupancy, messages: list[Compute], received: float) -> None:
+    def _compute_each(self, occupancy: SlotOccupancy, messages: list[Compute], received: float) -> None:
         while messages:
             with self._slots:
                 occupancy.computing = not occupancy.cancelled.is_set()
@@ -473,7 +476,7 @@ class _Session(ComputeSession):
                 self.report(error, messages[0])
             del messages[0]
 
-    def _finish(self, occupancy: _SlotOccupancy, evict: bool) -> None:
+    def _finish(self, occupancy: SlotOccupancy, evict: bool) -> None:
         """The computation has left the slot. Free it if it is to be evicted, or was evicted meanwhile."""
         with self._slots:
             occupancy.computing = False
@@ -483,13 +486,13 @@ class _Session(ComputeSession):
         if occupancy.cancelled.is_set():
             self._release(occupancy)
 
-    def _release(self, occupancy: _SlotOccupancy) -> None:
+    def _release(self, occupancy: SlotOccupancy) -> None:
         with self._slots:
             occupied, occupancy.occupied = occupancy.occupied, False
         if occupied:
             self._free(occupancy)
 
-    def _free(self, occupancy: _SlotOccupancy) -> None:
+    def _free(self, occupancy: SlotOccupancy) -> None:
         now = self._worker.freed[occupancy.slot] = self._worker.pace.now()
         if self.spans.on:
             self.spans.add("evict", occupancy.label, now, now)

@@ -114,6 +114,8 @@ class Engine:
             self.post(t.LoadEnded(message.load_id, message.nbytes))
         elif isinstance(message, w.Held):
             self.post(t.HoldingsChanged(number, held_of(message)))
+        elif isinstance(message, w.HostShrunk):
+            self.post(t.HostMemoryShrunk(number, message.host_slots))
         elif not isinstance(message, w.Failed):
             raise ProtocolError(f"worker {number} sent {type(message).__name__}, which a worker never sends")
         elif message.load_id:
@@ -197,7 +199,7 @@ class Engine:
             self._send_compute(command)
         elif isinstance(command, t.Load):
             self.checks.loads(command)
-            message = w.Load(command.load_id, command.slot, *command.expert, command.form)
+            message = w.Load(command.load_id, command.slot, *command.expert, command.form, command.host_slot)
             self.peers.ask(command.load_id, command, message)
         elif isinstance(command, t.Evict):  # what was asked of the slot is not answered any more
             self.peers.owed.forgive_slot(command.worker, command.slot)

@@ -62,7 +62,8 @@ def worker_of(number: int, ready: WorkerReady) -> t.WorkerJoined:
         raise ProtocolError(f"worker {number} has forms that cost {seconds} seconds; allowed: finite, at least 0")
     load_s = ready.slot_bytes / ready.load_bytes_per_s if ready.load_bytes_per_s > 0 else 0.0
     forms = tuple(map(t.FormCost, *costs))
-    return t.WorkerJoined(number, ready.slots, load_s, ready.call_s, ready.row_s, forms, held_of(ready))
+    own = ready.call_s, ready.row_s, forms, ready.host_slots, ready.host_load_s
+    return t.WorkerJoined(number, ready.slots, load_s, *own, held_of(ready))
 
 
 def held_of(message: WorkerReady | Held) -> tuple[t.HeldRange, ...] | None:

@@ -14,6 +14,7 @@ from checkpoint.store import ExpertStore
 from main_node.shape import model_shape
 from odmoe.clusters.devices import check_devices
 from odmoe.clusters.memory.budget import MemoryBudget, memory_budget, rows_at_once, rows_travel
+from odmoe.clusters.memory.host import asked_for_slots, host_slots, reserve_bytes
 from odmoe.clusters.memory.slots import slot_memory
 from odmoe.settings.declarations import CUDA
 from odmoe.settings.settings import Settings
@@ -39,6 +40,8 @@ class Resources:
     full_slots: int = 0
     """Of each worker, in the same memory, if it loads no smaller form after all. 0: too few for the residency, or no
     smaller form is loaded."""
+    host_slots: int | None = None
+    """Of each worker: experts in host memory between disk and slots. None: there is no such tier."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,17 +123,35 @@ def resources(settings: Settings, store: ExpertStore, workers_here: int | None =
     where this machine's memory is not known.
     """
     forms, workers = forms_of(settings.system_config), settings.workers if settings.workers_given else None
-    if (memory := _expert_memory(settings, store)) is not None:
+    here = workers_here or settings.workers
+    if (asked := asked_for_slots(settings)) is not None:
+        slots = _slots_in_host_memory(asked, settings, store, forms, here)
+    elif (memory := _expert_memory(settings, store)) is not None:
         slots = _slots_in(memory, settings, store, forms)
         if settings.slots == "auto" and not caches(settings.system_config):
             slots = min(slots, AUTO_SLOTS)
     elif settings.slots == "auto" and not keeps_all(settings.system_config):
-        slots = _slots_in_free_memory(settings, store, forms, workers_here or settings.workers)
+        slots = _slots_in_free_memory(settings, store, forms, here)
     else:
         slots = _given_slots(settings, store)
     if needs_host(settings.system_config) and not settings.slots_given:
         slots = 1  # a worker has at least one, and nothing is loaded into it
-    return Resources(workers, slots, forms, _full_slots(settings, store, slots))
+    full = _full_slots(settings, store, slots)
+    return Resources(workers, slots, forms, full, host_slots(settings, store, forms, here))
+
+
+def _slots_in_host_memory(
+    asked: str, settings: Settings, store: ExpertStore, forms: tuple[str, ...], workers_here: int
+) -> int:
+    """Slots of each of the workers on this machine, where they are its host memory. Raises ConfigError."""
+    each, beside = max(map(store.manifest.form_bytes, forms)), _restoring_bytes(settings, store, forms)
+    slots = (parse_memory(asked, _whole(store)) // workers_here - beside) // each
+    if slots < 1:
+        raise ConfigError(
+            f"--host-memory {asked} has no room for one expert of each of {count_text(workers_here, 'worker')}, "
+            f"{megabytes((each + beside) * workers_here)}; give more"
+        )
+    return min(slots, _share(settings, store))
 
 
 def _slots_in_free_memory(settings: Settings, store: ExpertStore, forms: tuple[str, ...], workers_here: int) -> int:
@@ -142,7 +163,9 @@ def _slots_in_free_memory(settings: Settings, store: ExpertStore, forms: tuple[s
 
 def _free_room(settings: Settings, store: ExpertStore, forms: tuple[str, ...], workers_here: int) -> int:
     """Bytes for the slots of each of the workers on this machine, of its free memory."""
-    return slot_memory(_device(settings), workers_here) - _restoring_bytes(settings, store, forms)
+    device = _device(settings)
+    reserve = reserve_bytes(settings, store) if device == "cpu" else 0
+    return slot_memory(device, workers_here, reserve) - _restoring_bytes(settings, store, forms)
 
 
 def with_precision(settings: Settings, store: ExpertStore) -> Settings:

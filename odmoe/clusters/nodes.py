@@ -129,7 +129,7 @@ def make_worker(
     name = settings.loader_used if emulation is None else "emulated"
 
     def loader_of(forms: tuple[str, ...]) -> Loader:
-        return make_loader(name, store, emulation, settings.loader_used, forms, str(device))
+        return make_loader(name, store, emulation, settings.loader_used, forms, str(device), resources.host_slots)
 
     found = FormChoice(resources.forms, resources.slots)
     if any(resources.forms) and settings.smaller_forms == "auto":

@@ -15,9 +15,9 @@ from odmoe.machines.cluster_file import Host
 from odmoe.machines.ship import COPIES_AT_ONCE, has_store, manifest_digest
 from odmoe.machines.ssh import IDLE_S, SLOWEST, Ssh
 from scheduler.errors import HostError
-from scheduler.held import HeldRange, experts_of
+from scheduler.held import experts_of
 from scheduler.store_parts import missing_parts
-from scheduler.types import ExpertId
+from scheduler.types import ExpertId, HeldRange
 
 TAKE = Path(__file__).with_name("take_part.py")
 BATCH = 64 << 20

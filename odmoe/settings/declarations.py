@@ -9,23 +9,16 @@ from typing import Annotated, Any, ClassVar
 from pydantic import AfterValidator, Field
 
 from odmoe.settings.bounds import LEAST_PENALTY, MOST_PENALTY, TEMPERATURES, check_temperature
+from odmoe.settings.memory_settings import MemorySettings
 from odmoe.settings.system_settings import SystemSettings, chosen_by_preset, load_policies
 from odmoe.settings.table import Count, Number, again, count, flag, one_of, setting
 from odmoe.settings.units import (
     AUDIT,
     DEVICE,
     DRAFTS,
-    MEMORY,
-    SIZE,
-    SLOTS,
-    TOTAL,
     Audit,
-    Bytes,
-    BytesOrNone,
     Device,
     Drafts,
-    Memory,
-    Slots,
 )
 from scheduler.alignment import ALL_ROWS, NEWEST_ROWS
 from scheduler.limits import MAX_CONTEXT, MAX_THREADS, MAX_WORKERS
@@ -48,7 +41,7 @@ CUDA = "cuda"
 """The loader onto a GPU, and torch's name of the GPU's type."""
 
 
-class Declarations(SystemSettings):
+class Declarations(MemorySettings):
     """The fields of `odmoe.settings.settings.Settings`, which checks them together. The preset chooses those that are
     not given. Raises ConfigError."""
 
@@ -288,33 +281,6 @@ class Declarations(SystemSettings):
         verify=True,
     )
 
-    device_memory: Memory | None = setting(
-        None,
-        MEMORY,
-        "Expert memory of all workers: 25%, 2GB",
-        heading="Memory",
-        common=True,
-        metavar="SIZE",
-        fixed="running",
-        verify=True,
-    )
-    memory: Memory | None = setting(
-        None,
-        TOTAL,
-        "Memory of all nodes: 60%, 2GB; slots get what is left",
-        heading="Memory",
-        metavar="SIZE",
-        verify=True,
-    )
-    slots: Slots = setting(
-        1,
-        SLOTS,
-        "Experts that a worker has room for; auto: all that fit for a cache, 2 with --residency none",
-        heading="Memory",
-        metavar="N",
-        fixed="running",
-        verify=True,
-    )
     loader: str = one_of(
         "disk", LOADERS, "Where experts are loaded from", heading="Memory", fixed="running", verify=True
     )
@@ -359,32 +325,6 @@ class Declarations(SystemSettings):
         LOAD_CHECKS,
         "Loads that are compared with the store's checksums (auto takes up to 2 % of their time)",
         heading="Memory",
-        fixed="running",
-    )
-
-    kv_memory: BytesOrNone = setting(
-        0,
-        f"{SIZE}, or 0",
-        "Memory for KV caches of earlier prompts, for prompts that begin alike (default: 0, none; serve: 512MiB)",
-        heading="Memory",
-        metavar="SIZE",
-        fixed="running",
-        verify=True,
-    )
-    kv_disk: str | None = setting(
-        None,
-        "a directory",
-        "Directory where these KV caches stay when the main node ends",
-        heading="Memory",
-        metavar="DIR",
-        fixed="running",
-    )
-    kv_disk_size: Bytes = setting(
-        10_000_000_000,
-        SIZE,
-        "Most bytes in --kv-disk; what was not used for longest gives way (default: 10GB)",
-        heading="Memory",
-        metavar="SIZE",
         fixed="running",
     )
 

@@ -26,6 +26,7 @@ class PolicyKeywords(TypedDict, total=False):
     precision: str
     prefill: str
     departure: str
+    host_residency: str
     alpha: float | None
     prefetch: int | None
     system: str
@@ -35,6 +36,13 @@ class PolicyKeywords(TypedDict, total=False):
 class LoadKeywords(PolicyKeywords, total=False):
     """Of `odmoe.load`."""
 
+    device_memory: Size | None
+    memory: Size | None
+    host_memory: str
+    slots: int | Literal["auto"]
+    kv_memory: Size
+    kv_disk: File | None
+    kv_disk_size: Size
     store: File | None
     dtype: str | None
     experts: str | None
@@ -61,18 +69,12 @@ class LoadKeywords(PolicyKeywords, total=False):
     draft_from: str
     token_predictor: File | None
     predictor_learning_rate: float
-    device_memory: Size | None
-    memory: Size | None
-    slots: int | Literal["auto"]
     loader: str
     device: str
     main_device: str | None
     shadow_device: str | None
     worker_device: str | None
     check_loads: str
-    kv_memory: Size
-    kv_disk: File | None
-    kv_disk_size: Size
     max_new_tokens: int
     temperature: float | None
     ctx_size: int | None
@@ -139,5 +141,6 @@ class SimulateKeywords(PolicyKeywords, total=False):
     align_kv: int
     align_kv_rows: str
     slots: int | Literal["auto"]
+    host_memory: str | None
     mini_batch: int | None
     trace: File | None

@@ -14,7 +14,7 @@ from odmoe.settings.units import is_address
 from scheduler.alignment import Alignment
 from scheduler.errors import ConfigError
 from scheduler.limits import MAX_WORKERS, MAX_WORKERS_HERE
-from scheduler.policies.registry import bounds, inexact, needs_host, reads_scores
+from scheduler.policies.registry import bounds, caches, inexact, needs_host, reads_scores
 
 
 class Settings(Declarations):
@@ -78,6 +78,7 @@ class Settings(Declarations):
                 f"{named('record')} is given with {named('kv_memory')}; a recording has prompts that were read as a "
                 f"whole: give {named('kv_memory')} 0"
             )
+        self._check_host_memory(named)
         if self.memory is None:
             return
         if self.device_memory is not None or self.slots_given:
@@ -87,6 +88,24 @@ class Settings(Declarations):
             raise ConfigError(
                 f"{named('memory')} is for nodes that are all on this machine, and {named('cluster')} is "
                 f"{self.cluster}; give {named('device_memory')} or {named('slots')}"
+            )
+
+    def _check_host_memory(self, named: Callable[[str], str]) -> None:
+        if not self.host_memory_given:
+            return
+        label = f"{named('host_memory')} is {self.host_memory}"
+        if self.loader_used == "memory":
+            raise ConfigError(
+                f"{label} with {named('loader')} memory, which leaves it to the kernel what of the store is in memory; "
+                f"give {named('loader')} disk"
+            )
+        if self.memory is not None:
+            raise ConfigError(f"{label} with {named('memory')}, which is for all that nodes hold; give one of them")
+        if self.host_is_device and (self.device_memory is not None or self.slots_given):
+            other = named("device_memory" if self.device_memory is not None else "slots")
+            raise ConfigError(
+                f"{label} with {other}; workers on a processor keep experts in host memory, so both say the same: give "
+                "one of them"
             )
 
     def _check_loader(self, named: Callable[[str], str]) -> None:
@@ -181,6 +200,18 @@ class Settings(Declarations):
     def workers_given(self) -> bool:
         """Whether the number of workers is known here. On a Ray cluster it is known only if the setting is given."""
         return self.is_given("workers") or not self.uses_existing_ray
+
+    @property
+    def host_memory_given(self) -> bool:
+        """Whether a size was given, for experts in host memory."""
+        return self.host_memory not in ("auto", "0")
+
+    @property
+    def host_is_device(self) -> bool:
+        """Whether the slots of workers with a cache are host memory: there is no other tier then between disk and
+        slots, and no copy. In emulated time a worker's memory stands for a device's."""
+        on_host = self.loader_used != CUDA and self.profile is None
+        return on_host and self.system != AUTO and caches(self.system_config)
 
     @property
     def slots_given(self) -> bool:

@@ -7,7 +7,7 @@ from typing import Any
 from odmoe.settings.settings import Settings
 from odmoe.settings.system_settings import SystemSettings
 from odmoe.settings.table import Count, Number, again, one_of, setting
-from odmoe.settings.units import DRAFTS, SPEEDS, Drafts, Slots, Speeds
+from odmoe.settings.units import DRAFTS, SPEEDS, Drafts, HostMemory, Slots, Speeds
 from scheduler.limits import MAX_COUNT, MAX_EXPERTS, MAX_WORKERS
 from scheduler.simulation.route_model import LIKE_TEXT, ROUTE_MODELS
 from scheduler.simulation.scenario import PROFILE, RECALL
@@ -103,6 +103,12 @@ class SimulateSettings(SystemSettings):
         Settings,
         "slots",
         about="Experts that a worker has room for; auto: 2 with --residency none (default: 1, or all that stay)",
+    )
+    host_memory: HostMemory | None = again(
+        Settings,
+        "host_memory",
+        default=None,
+        about="Host memory of each worker, above a disk: 25%, 2GB (default: it has all experts)",
     )
     mini_batch: Count | None = again(Settings, "mini_batch")
     trace: str | None = again(Settings, "trace")

@@ -32,6 +32,8 @@ AUDIT = "auto, or a number from 0 to 1"
 TOTAL = "a share of the whole model (above 0%, at most 100%), or bytes (512MiB, 2GB)"
 MEMORY = "a share of all experts (above 0%, at most 100%), or bytes (512MiB, 2GB)"
 
+HOST_MEMORY = "auto, 0 (none), a share of all experts (above 0%, at most 100%), or bytes (512MiB, 2GB)"
+
 
 def parse_bytes(text: Any) -> int:
     """`1GB` (10^9), `512MiB` (2^20 each), `704643072`: at least one byte."""
@@ -101,6 +103,15 @@ def _memory(text: Any) -> str:
     return str(text)
 
 
+def _host_memory(text: Any) -> str:
+    if str(text).strip() in ("auto", "0"):
+        return str(text).strip()
+    try:
+        return _memory(text)
+    except ValueError:
+        raise ValueError(HOST_MEMORY) from None
+
+
 def _slots(text: Any) -> int | str:
     if text == "auto":
         return "auto"
@@ -163,6 +174,9 @@ Rate = Annotated[float, BeforeValidator(parse_rate)]
 Link = Annotated[float, BeforeValidator(parse_link)]
 Memory = Annotated[str, BeforeValidator(_memory)]
 """A budget of device memory. It stays text, because a share needs the size of a store that is not open yet."""
+
+HostMemory = Annotated[str, BeforeValidator(_host_memory)]
+"""Host memory for experts, likewise as text. `auto`: what is free, less a reserve. 0: none."""
 
 
 def _parse(form: re.Pattern[str], text: Any, allowed: str) -> float:

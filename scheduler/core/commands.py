@@ -31,7 +31,9 @@ class Commands:
         return taken
 
     def load(self, entry: SlotEntry) -> None:
-        self._commands.append(t.Load(entry.worker, entry.slot, entry.expert, entry.load_id, entry.form))
+        self._commands.append(
+            t.Load(entry.worker, entry.slot, entry.expert, entry.load_id, entry.form, entry.host_slot, entry.held)
+        )
 
     def evict(self, entry: SlotEntry) -> None:
         self._commands.append(t.Evict(entry.worker, entry.slot, entry.expert))

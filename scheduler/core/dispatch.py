@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from scheduler.core.commands import Commands
 from scheduler.core.state import Demand, LayerVisit, State
 from scheduler.policies.precision import Precision
@@ -16,23 +18,23 @@ place gets all rows at once: nothing travels to it, and each part would read the
 class RowDispatcher:
     """Sends the rows of confirmed demands.
 
-    `precision`: says in which form a demand needs its expert. `mini_batch`: most rows in one part of prefill; None: see
-    `LEAST_ROWS`. `together`: in prefill a layer's rows are sent once none of its loads is in flight (prefill
-    `in-turn`), else each demand's as soon as it has a slot.
+    `residencies`: of slots, and of host memory. `precision`: says in which form a demand needs its expert.
+    `mini_batch`: most rows in one part of prefill; None: see `LEAST_ROWS`. `together`: in prefill a layer's rows are
+    sent once none of its loads is in flight (prefill `in-turn`), else each demand's as soon as it has a slot.
     """
 
     def __init__(
         self,
         state: State,
         commands: Commands,
-        residency: Residency,
+        residencies: Sequence[Residency],
         precision: Precision,
         mini_batch: int | None,
         together: bool,
     ) -> None:
         self._state = state
         self._commands = commands
-        self._residency = residency
+        self._residencies = residencies
         self._precision = precision
         self._mini_batch = mini_batch
         self._together = together
@@ -70,7 +72,8 @@ class RowDispatcher:
             if frees:
                 entry.leaving, entry.last = True, demand
             form = self._precision.form(demand.importance)
-            self._residency.on_used(entry.worker, demand.expert, demand.hit, form)
+            for residency in self._residencies:
+                residency.on_used(entry.worker, demand.expert, demand.hit, form)
         own = rows if entry is None else max(LEAST_ROWS, -(-rows // MOST_PARTS))
         size = self._mini_batch or own
         for start in range(0, rows, size):

@@ -89,6 +89,8 @@ class GateTable:
         visit, strategy, chosen = event.visit, self._strategy, dict(event.rows)
         prefilling = self._state.requests[visit.request].prefilling
         strategy.residency.on_gate_fired(visit, chosen, event.scores, prefilling)
+        if self._workers.host_memory.memories:
+            strategy.host_residency.on_gate_fired(visit, chosen, event.scores, prefilling)
         return strategy.predictor.on_gate_fired(visit, chosen, event.scores, prefilling)
 
     # --- routing ------------------------------------------------------------------------------------------------
@@ -253,4 +255,6 @@ class GateTable:
         return hosted
 
     def _left_s(self, entry: SlotEntry, costs: Costs) -> float:
-        return self._state.workers[entry.worker].load_left_s(entry, costs.load_s, self._state.now)
+        worker = self._state.workers[entry.worker]
+        load_s = worker.joined.host_load_s if entry.held and worker.joined.host_load_s else costs.load_s
+        return worker.load_left_s(entry, load_s, self._state.now)

@@ -29,6 +29,7 @@ from scheduler.core.audits import AuditTable
 from scheduler.core.commands import Commands
 from scheduler.core.dispatch import RowDispatcher
 from scheduler.core.groups import Grouping
+from scheduler.core.host_memory import HostTable
 from scheduler.core.passes import PassTracker
 from scheduler.core.shadow import ShadowFollower
 from scheduler.core.slots import SlotTable
@@ -70,10 +71,12 @@ class Core:
         self._guarded = strategy.guarded
         self._state = state = State(shape)
         self._commands = commands = Commands()
-        self._workers = WorkerTable(state, grouping, strategy.residency)
+        self._host = HostTable(state.host_memories, strategy.host_residency)
+        self._workers = WorkerTable(state, grouping, strategy.residency, self._host)
         self._shadow = ShadowFollower(commands, alignment)
         together = prefill == "in-turn"
-        self._rows = RowDispatcher(state, commands, strategy.residency, strategy.precision, mini_batch, together)
+        residencies = strategy.residency, strategy.host_residency
+        self._rows = RowDispatcher(state, commands, residencies, strategy.precision, mini_batch, together)
         self._audits = AuditTable(state, commands, self._workers, strategy.precision)
         self._slots = SlotTable(state, commands, self._workers, self._rows, self._audits, strategy)
         self._passes = PassTracker(
@@ -88,6 +91,7 @@ class Core:
             t.WorkerJoined: self._on_worker_joined,
             t.WorkerLost: self._on_worker_lost,
             t.HoldingsChanged: self._on_holdings_changed,
+            t.HostMemoryShrunk: self._on_host_memory_shrunk,
             t.ShadowJoined: self._on_shadow_joined,
             t.ShadowLost: self._on_shadow_lost,
             t.RequestOpened: self._on_request_opened,
@@ -266,6 +270,9 @@ class Core:
             demand.lost_at = self._state.losses
             if self._is_needed(demand):  # its request may have failed with the one before
                 self._count_failure(demand, _lost_with(demand, event.reason))
+
+    def _on_host_memory_shrunk(self, event: t.HostMemoryShrunk) -> None:
+        self._host.on_shrunk(event.worker, event.host_slots)
 
     def _shows_fault(self, demand: Demand, lost: Worker) -> bool:
         """The worker was alive when it got this demand, and so may have died of it. Workers that all die at once are

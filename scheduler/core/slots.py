@@ -48,6 +48,7 @@ class SlotTable:
         self._rows = rows
         self._audits = audits
         self._residency = strategy.residency
+        self._host = workers.host_memory
         self._precision = strategy.precision if strategy.precision.forms != (FULL,) else None
         self.forms: set[str] = set()
         """Those in which loads have begun so far."""
@@ -254,6 +255,7 @@ class SlotTable:
         """Its bytes are in the slot, and its worker's link is free for the next load."""
         entry.loaded = True
         del self._state.loads[entry.load_id]
+        self._host.on_loaded(entry.worker, entry.expert, entry.load_id)
         worker = self._state.workers[entry.worker]
         worker.end_load(entry, self._state.now)
         if worker.queue and (worker.free or worker.idle or worker.queue[0].confirmed or self._state.step.absent):
@@ -270,13 +272,13 @@ class SlotTable:
     def evict(self, entry: SlotEntry) -> None:
         """Free its slot; a load in flight is given up."""
         self._commands.evict(entry)
-        if self._state.audits:
-            self._audits.on_evicted(entry)
+        self._audits.on_evicted(entry)
         self._forget(entry)
         worker = self._state.workers[entry.worker]
         if worker.idle.get(entry.expert) is entry:
             del worker.idle[entry.expert]
         if self._state.loads.pop(entry.load_id, None) is not None:
+            self._host.on_given_up(entry.worker, entry.expert, entry.load_id)
             worker.end_load(entry, self._state.now)
         worker.slots[entry.slot] = None
         heappush(worker.free, entry.slot)
@@ -285,6 +287,7 @@ class SlotTable:
     def invalidate(self, entry: SlotEntry) -> None:
         """Its load or a computation on it has failed: it may not stay. Unless a demand shares it, it goes at once."""
         self._forget(entry)
+        self._host.on_doubted(entry.worker, entry.expert)
         entry.keeps, entry.leaving = False, True
         if not entry.users:
             self.evict(entry)
@@ -381,8 +384,7 @@ class SlotTable:
 
     def _may_begin(self, worker: Worker, demand: Demand) -> bool:
         """Link and slot are free for its load, or have been made so."""
-        if self._state.audits:
-            self._audits.give_way(worker)
+        self._audits.give_way(worker)
         if not demand.confirmed:
             absent = self._state.step.absent
             if len(worker.link) >= PREFETCHES and not (absent and self._put_off(worker, worker.link, demand)):
@@ -439,12 +441,12 @@ class SlotTable:
         if demand.origin == "warm-up" and not keeps:  # it would be evicted as soon as it is loaded
             demand.end_warm_up()
             return
-        slot, load_id = heappop(worker.free), self._commands.next_id()
-        form = FULL
+        slot, load_id, form = heappop(worker.free), self._commands.next_id(), FULL
         if self._precision is not None:
             form = form_taken(self._precision.form(demand.importance), worker.joined.forms)
         self.forms.add(form)
         entry = SlotEntry(number, slot, expert, load_id, keeps, request.stats, [demand], form)
+        entry.host_slot, entry.held = self._host.assign(number, expert, form, load_id, not demand.confirmed)
         demand.start_load(entry)
         worker.slots[slot] = self._state.loads[load_id] = entry
         worker.append_load(entry, self._state.now)
@@ -453,7 +455,7 @@ class SlotTable:
             self._end_warm_ups(expert)
         else:
             self._state.passing.setdefault(expert, []).append(entry)
-        request.stats.add_load(request.prefilling, demand.origin == "gate")
+        request.stats.add_load(request.prefilling, demand.origin == "gate", entry.held)
         self._commands.load(entry)
         twins = self._dequeue_twins(demand) if expert in self._state.queued else []
         entry.users += twins  # before rows are sent: the last of them evicts

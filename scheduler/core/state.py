@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import Literal
 
+from scheduler.core.host_memory import HostMemory
 from scheduler.core.stats import RequestStats
 from scheduler.policies.importance import LayerImportance
 from scheduler.policies.precision import FULL, PREDICTED, Importance
@@ -155,6 +156,10 @@ class SlotEntry:
     users: list[Demand]
     """Demands of several visits may share it."""
     form: str = FULL
+    host_slot: int | None = None
+    """Of host memory, through which it is loaded."""
+    held: bool = False
+    """Its bytes were in host memory when its load was begun."""
     loaded: bool = False
     leaving: bool = False
     """The worker evicts it after a computation that it was sent, or it has failed. It takes no more users."""
@@ -411,6 +416,8 @@ class State:
     visits: dict[Visit, LayerVisit] = field(default_factory=dict)
     """Predicted, or under way."""
     workers: dict[int, Worker] = field(default_factory=dict)
+    host_memories: dict[int, HostMemory] = field(default_factory=dict)
+    """By worker, of those that have host slots."""
     loads: dict[int, SlotEntry] = field(default_factory=dict)
     """In flight, by `Load.load_id`."""
     calls: dict[int, Demand] = field(default_factory=dict)

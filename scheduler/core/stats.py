@@ -30,6 +30,8 @@ class RequestStats:
     decode_loads: int = 0
     """Of the loads, those begun in decoding."""
     bytes_loaded: int = 0
+    held_loads: int = 0
+    """Loads of experts that were in host memory, a tier above the disk."""
     reloads: int = 0
     """Loads begun after the gate because no prediction had named the expert."""
     preempted: int = 0
@@ -66,8 +68,9 @@ class RequestStats:
     _activated: dict[Visit, Collection[int]] = field(default_factory=dict)
     _orphans: dict[Visit, Collection[int]] = field(default_factory=dict)
 
-    def add_load(self, prefilling: bool, reload: bool) -> None:
+    def add_load(self, prefilling: bool, reload: bool, held: bool = False) -> None:
         self.loads += 1
+        self.held_loads += held
         self.decode_loads += not prefilling
         self.reloads += reload
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 
+from scheduler.core.host_memory import HostMemory
 from scheduler.core.state import Demand, InconsistentStateError, SlotEntry, State, Worker
 
 
@@ -20,6 +21,8 @@ def validate(state: State) -> None:
     for worker in state.workers.values():
         found = (*_slots(worker, audited), *_places(worker, demands))
         wrong += [f"worker {worker.number}: {what}" for what in found]
+    for number, memory in state.host_memories.items():
+        wrong += [f"worker {number}: {what}" for what in (*memory.faults(), *_on_the_way(state, number, memory))]
     if wrong:
         raise InconsistentStateError("; ".join(wrong))
 
@@ -97,6 +100,14 @@ def _slots(worker: Worker, audited: set[int]) -> Iterator[str]:
     unused = [entry for entry in entries if not (entry.users or entry.keeps)]
     if unused:
         yield f"the experts {sorted(entry.expert for entry in unused)} are in slots for nobody"
+
+
+def _on_the_way(state: State, worker: int, memory: HostMemory) -> Iterator[str]:
+    """What is on its way to host memory belongs to a load in flight."""
+    for held in memory.held.values():
+        entry = state.loads.get(held.load_id)
+        if held.load_id and (entry is None or (entry.worker, entry.expert) != (worker, held.expert)):
+            yield f"{held.expert} is on its way to host slot {held.slot}, and no load brings it"
 
 
 def _places(worker: Worker, demands: set[Demand]) -> Iterator[str]:

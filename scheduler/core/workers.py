@@ -10,6 +10,7 @@ from scheduler import types as t
 from scheduler.core.groups import Grouping, weighted_ring
 from scheduler.core.holders import Holders
 from scheduler.core.homes import Homes
+from scheduler.core.host_memory import HostTable
 from scheduler.core.state import Demand, LayerVisit, State, Worker
 from scheduler.errors import ConfigError
 from scheduler.policies.placement import Costs
@@ -23,7 +24,7 @@ counts 1."""
 class WorkerTable:
     """Workers come and go. Whoever calls `on_lost` brings the lost worker's demands elsewhere."""
 
-    def __init__(self, state: State, grouping: Grouping, residency: Residency) -> None:
+    def __init__(self, state: State, grouping: Grouping, residency: Residency, hosts: HostTable) -> None:
         self.live: tuple[int, ...] = ()
         """Numbers of the workers with slots, ascending."""
         self.turns: tuple[int, ...] = ()
@@ -37,6 +38,8 @@ class WorkerTable:
         self._grouping = grouping
         self._residency = residency
         self.holders = Holders()
+        self.host_memory = hosts
+        """Of all workers."""
         self._sticks = not isinstance(residency, NoCache)
         """In parts, the same expert goes to the same worker, so that caches do not repeat each other."""
         self.homes = Homes(state.shape, self.holders) if residency.has_homes else None
@@ -48,7 +51,7 @@ class WorkerTable:
         device = [self._state.workers[number].joined for number in self.live]
         host = [self._state.workers[number].joined for number in self.hosts]
         return Costs(
-            load_s=_mean([event.load_s for event in device]),
+            load_s=_mean([self.host_memory.expected_load_s(event) for event in device]),
             device_call_s=_mean([event.call_s for event in device]),
             device_row_s=_mean([event.row_s for event in device]),
             host_call_s=_mean([event.call_s for event in host]),
@@ -76,6 +79,7 @@ class WorkerTable:
         if not slots:
             self.hosts = tuple(sorted((*self.hosts, number)))
             return
+        self.host_memory.on_worker_joined(event)
         if self.homes is not None:
             self.homes.on_worker_joined(number, slots)
         self._take_turns((*self.live, number))
@@ -90,6 +94,7 @@ class WorkerTable:
             return None
         self._state.losses += 1
         self.holders.on_worker_lost(number, event.reason)
+        self.host_memory.on_worker_lost(number)
         self.hosts = tuple(n for n in self.hosts if n != number)
         if number not in self.live:
             return worker

@@ -272,11 +272,24 @@ def _build(cls: Any, fields: dict[str, Any]) -> Any:
 
 
 def _forms(union: Any) -> dict[str, tuple[Any, Callable[[Any], Any]]]:
-    """name -> (class, function that makes an instance from its fields)."""
-    return {
-        cls.__name__: (cls, _tuple_check(cls, *(_OF_TYPE[kind] for kind in get_type_hints(cls).values())))
-        for cls in get_args(union)
-    }
+    """name -> (class, function that makes an instance from its fields). Fields that were added since a recording was
+    made are not in its rows, and have their defaults."""
+    found = {}
+    for cls in get_args(union):
+        checks = [_OF_TYPE[kind] for kind in get_type_hints(cls).values()]
+        defaults = [one.default for one in dataclasses.fields(cls) if one.default is not dataclasses.MISSING]
+        found[cls.__name__] = (cls, _fact_check(cls, checks, defaults))
+    return found
+
+
+def _fact_check(cls: Any, checks: list[Callable[[Any], Any]], defaults: list[Any]) -> Callable[[Any], Any]:
+    whole = _tuple_check(cls, *checks)
+
+    def check(values: Any) -> Any:
+        missing = len(checks) - len(_tuple(values))
+        return whole((*values, *defaults[-missing:]) if 0 < missing <= len(defaults) else values)
+
+    return check
 
 
 _EVENTS, _COMMANDS = _forms(t.Event), _forms(t.Command)
@@ -327,7 +340,10 @@ def _layers_and_experts(fact: Any) -> tuple[list[int], list[int]]:
 
 def _counts(fact: Any) -> list[int]:
     """The numbers of an event or a command that must not be huge: tokens, rows, slots."""
-    counts = [getattr(fact, name, 0) for name in ("slots", "prompt_tokens", "position", "tokens", "index", "step")]
+    counts = [
+        getattr(fact, name, 0)
+        for name in ("slots", "host_slots", "prompt_tokens", "position", "tokens", "index", "step")
+    ]
     if isinstance(fact, t.GateFired):
         counts += [fact.visit.position, *(rows for _, rows in fact.rows)]
     if isinstance(fact, t.AuditRequested):

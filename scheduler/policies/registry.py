@@ -156,6 +156,8 @@ RESIDENCIES: dict[str, Choice[Residency]] = {
         lambda shape, c: _from("baselines.adapmoe").LayerShares(shape),
     ),
 }
+HOST_RESIDENCIES = {name: RESIDENCIES[name] for name in ("lru", "lfu", "lrfu", "arc", "s3-fifo", "belady")}
+"""Of host memory: those under which any expert may stay in any slot."""
 ROUTERS: dict[str, Choice[Router]] = {
     "top-k": Choice("The model's own", lambda shape, c: TopK()),
     "expert-cache": Choice(
@@ -222,6 +224,7 @@ PREFILLS: dict[str, Choice[str]] = {
 CHOICES: dict[str, dict[str, Choice[Any]]] = {
     "predictor": PREDICTORS,
     "residency": RESIDENCIES,
+    "host_residency": HOST_RESIDENCIES,
     "router": ROUTERS,
     "placement": PLACEMENTS,
     "precision": PRECISIONS,
@@ -268,6 +271,7 @@ def strategy_of(shape: ModelShape, system: SystemConfig) -> Strategy:
         PRECISIONS[system.precision].make(shape, system),
         predicts=system.predictor not in ("sep", "none"),
         named=inexact(system),
+        host_residency=HOST_RESIDENCIES[system.host_residency].make(shape, system),
     )
 
 

@@ -38,6 +38,7 @@ class SystemConfig:
     precision: str = _choice("full", "Memory", "Precision of loaded experts; only full is exact")
     prefill: str = _choice("ahead", "Experiments", "Order of loads and computations in prefill")
     departure: str = _choice(AT_ONCE, "Prediction", "When the shadow starts a token (late: after its alignment)")
+    host_residency: str = _choice("lrfu", "Memory", "Eviction policy of the workers' host memory (--host-memory)")
     alpha: float | None = _number(
         float,
         0,

@@ -109,7 +109,7 @@ def give_future(scenario: Scenario, strategy: Strategy, arrivals: Sequence[Arriv
     if chosen:
         layers = scenario.profile.layers
         known = {number: _known(arrival, layers) for number, arrival in enumerate(arrivals, 1)}
-        for policy in (strategy.residency, strategy.predictor):
+        for policy in (strategy.residency, strategy.host_residency, strategy.predictor):
             foresee(policy, lambda: Future(known))
 
 

@@ -25,6 +25,11 @@ def recorded_profile(profile: Profile, recording: Recording) -> Profile:
     return replace(profile, layers=len(shape.layers), experts=shape.experts, top_k=shape.top_k, form_shares=shares)
 
 
+def recorded_expert_bytes(recording: Recording) -> int:
+    """Of an expert in the full form; 0 where the recording does not say. Raises ConfigError for what cannot be."""
+    return _form_bytes(recording.about.get(FORM_BYTES, {})).get(FULL, 0)
+
+
 def _form_bytes(sizes: Any) -> Mapping[str, int]:
     """Raises ConfigError."""
     fine = isinstance(sizes, Mapping) and (not sizes or FULL in sizes)

@@ -58,6 +58,8 @@ class Scenario:
     workers: int | None = None
     """None: the profile's; likewise `group_size`."""
     slots: int = 1
+    host_slots: int | None = None
+    """Of each worker: experts for which its host memory has room, between disk and slots. None: it has all of them."""
     group_size: int | None = None
     alignment: Alignment = field(default_factory=Alignment)
     mini_batch: int | None = None
@@ -99,6 +101,10 @@ class Scenario:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ConfigError(f"--{name.replace('_', '-')} is {value}; allowed: 1, 2, ...")
+        if self.host_slots is not None:
+            self.profile.lasting_load_s(held=False)
+            if self.host_slots < 0:
+                raise ConfigError(f"host_slots is {self.host_slots}; allowed: 0, 1, 2, ...")
         check(self.system)
         self._check_arrivals()
         self._check_draft()

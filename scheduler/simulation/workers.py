@@ -16,9 +16,15 @@ from scheduler.trace import Span
 class _Worker:
     """A worker or a host place."""
 
-    __slots__ = ("compute_s", "free", "freed", "loading", "profile", "queue", "restored", "slots")
+    __slots__ = ("compute_s", "free", "freed", "has_disk", "loading", "profile", "queue", "restored", "slots")
 
-    def __init__(self, slots: list[LoadTimes | None], profile: Profile, compute_s: Callable[[int], float]) -> None:
+    def __init__(
+        self,
+        slots: list[LoadTimes | None],
+        profile: Profile,
+        compute_s: Callable[[int], float],
+        has_disk: bool = False,
+    ) -> None:
         self.slots = slots
         """The load of each slot, in flight or over."""
         self.freed = [0.0] * len(slots)
@@ -27,6 +33,8 @@ class _Worker:
         """Of its speed."""
         self.compute_s = compute_s
         """Seconds of a computation, by its number of rows."""
+        self.has_disk = has_disk
+        """Its experts are on disk, except those in its host slots; else all of them are in host memory."""
         self.queue: deque[LoadTimes] = deque()
         self.loading: LoadTimes | None = None
         self.free = 0.0
@@ -80,14 +88,20 @@ class SimulatedWorkers:
         largest: str = "",
         own: Profile | None = None,
         held: tuple[t.HeldRange, ...] | None = None,
+        host_slots: int | None = None,
     ) -> None:
         """The next worker, numbered from 0. `largest`: the form for which its slots have room. `own`: its times, if
-        not those of all. `held`: its part of the store."""
+        not those of all. `held`: its part of the store. `host_slots`: None where host memory has all experts. Raises
+        ConfigError where the profile has no times for a disk that is needed."""
         profile, number = own or self._profile, len(self._workers)
-        self._workers.append(_Worker([None] * slots, profile, profile.compute_s))
+        self._workers.append(_Worker([None] * slots, profile, profile.compute_s, host_slots is not None))
         call_s, row_s = profile.device_costs
         call_s += profile.restore_s if largest else 0.0
-        self._post(t.WorkerJoined(number, slots, profile.form_load_s(largest), call_s, row_s, forms, held))
+        share = profile.form_share(largest)
+        load_s = profile.lasting_load_s(host_slots is None, share)
+        host_load_s = profile.lasting_load_s(share=share) if host_slots else 0.0
+        own_costs = call_s, row_s, forms, host_slots or 0, host_load_s
+        self._post(t.WorkerJoined(number, slots, load_s, *own_costs, held))
 
     def join_host(self) -> None:
         """A host place. Raises ConfigError where the profile has no times for it."""
@@ -103,7 +117,8 @@ class SimulatedWorkers:
 
     def load(self, command: t.Load) -> None:
         worker, slot = self._workers[command.worker], command.slot
-        worker.slots[slot] = load = LoadTimes(command, self._events.now, worker.freed[slot], [], worker.profile.load_s)
+        full_s = worker.profile.lasting_load_s(command.held or not worker.has_disk)
+        worker.slots[slot] = load = LoadTimes(command, self._events.now, worker.freed[slot], [], full_s)
         if command.form:
             load.share = self._profile.form_share(command.form)
         if worker.loading is None:
@@ -155,7 +170,9 @@ class SimulatedWorkers:
             worker.freed[command.slot] = now  # by the last of several passes that it has computed
         in_flight = worker.loading is load
         if in_flight:
-            now = load.begun + worker.profile.ended_load_s(now - load.begun, load.share)
+            now = load.begun + worker.profile.ended_load_s(
+                now - load.begun, load.share, load.command.held or not worker.has_disk
+            )
         if self._spans is not None:
             row = f"worker {command.worker}"
             if in_flight:

@@ -93,8 +93,8 @@ class World:
         """All nodes join, and the first requests are opened."""
         scenario = self._scenario
         for number, held in enumerate(scenario.parts()):
-            costs, slots = scenario.costs_of(number), scenario.slots_of(number)
-            self._workers.join(slots, costs, scenario.largest_form(costs), scenario.profile_of(number), held)
+            costs, slots, own = scenario.costs_of(number), scenario.slots_of(number), scenario.profile_of(number)
+            self._workers.join(slots, costs, scenario.largest_form(costs), own, held, scenario.host_slots)
         if scenario.host:
             self._workers.join_host()
         if scenario.system.predictor == "sep":

@@ -24,7 +24,13 @@ _FULL_BITS = 16.0
 _TIMES_SLOWER = re.compile("[1-9][0-9]{0,5}")
 
 _TIMES = ("main_layer_ms", "expert_ms", "expert_ms_per_extra_token", "load_ms", "shadow_layer_ms")
-_OPTIONAL_TIMES = ("main_layer_ms_per_extra_token", "shadow_layer_ms_per_extra_token", "load_piece_ms", "restore_ms")
+_OPTIONAL_TIMES = (
+    "main_layer_ms_per_extra_token",
+    "shadow_layer_ms_per_extra_token",
+    "load_piece_ms",
+    "restore_ms",
+    "disk_load_ms",
+)
 _CANCELLABLE = "cancellable"
 _LINK = ("hop_ms", "link_bits_per_s")
 _HOST = ("host_ms", "host_ms_per_extra_token")
@@ -85,6 +91,8 @@ class Profile:
     the bits of `FORM_BITS`."""
     shadow_extra_s: float = 0.0
     """Each further row of a pass, in one layer of the shadow."""
+    disk_load_s: float | None = None
+    """One expert from disk to host memory, from which `load_s` brings it to the device. None: not known."""
     fits: tuple[tuple[float, float], ...] = ()
     """Where times were fitted to a measured speed: other pairs of (load_s, shadow_layer_s) that fit it as well."""
 
@@ -105,15 +113,20 @@ class Profile:
         """One expert on `tokens` tokens."""
         return self.expert_s + (tokens - 1) * self.expert_extra_s
 
-    def ended_load_s(self, after_s: float, share: float = 1.0) -> float:
+    def lasting_load_s(self, held: bool = True, share: float = 1.0) -> float:
+        """A load to the device of an expert that is in host memory (`held`), or on disk. `share`: of its form, as in
+        `form_share`. Raises ConfigError where the profile has no time for the disk."""
+        return share * (self.load_s + (0.0 if held else self._disk()))
+
+    def ended_load_s(self, after_s: float, share: float = 1.0, held: bool = True) -> float:
         """How long a load lasts that is evicted `after_s` after its begin: until the end of the piece under way, which
-        is the whole load where it is not `cancellable`. Piece and load may end together with the eviction. `share`: of
-        its form, as in `form_share`."""
-        piece_s = self.load_piece_s if self.cancellable else self.load_s
+        is the whole load where it is not `cancellable`. Piece and load may end together with the eviction.
+        `held`, `share`: as in `lasting_load_s`."""
+        piece_s = self.load_piece_s if self.cancellable else self.lasting_load_s(held)
         if piece_s:
             pieces = math.ceil(after_s / piece_s - 1e-6)  # an end of a piece is exact but for rounding
             after_s = max(after_s, pieces * piece_s)
-        return min(after_s, self.load_s * share)
+        return min(after_s, self.lasting_load_s(held, share))
 
     def host_compute_s(self, tokens: int) -> float:
         """One expert on `tokens` tokens on the host's processor. Raises ConfigError where the profile has no host."""
@@ -142,6 +155,7 @@ class Profile:
             host_extra_s=self.host_extra_s * times,
             load_piece_s=self.load_piece_s * times,
             restore_s=self.restore_s * times,
+            disk_load_s=None if self.disk_load_s is None else self.disk_load_s * times,
             shadow_extra_s=self.shadow_extra_s * times,
             fits=tuple((load_s * times, shadow_layer_s * times) for load_s, shadow_layer_s in self.fits),
         )
@@ -176,6 +190,14 @@ class Profile:
     def host_costs(self) -> tuple[float, float]:
         """A computation on the host's processor, likewise. Raises ConfigError if the profile has no host."""
         return max(0.0, self._host() - self.host_extra_s), self.host_extra_s
+
+    def _disk(self) -> float:
+        if self.disk_load_s is None:
+            raise ConfigError(
+                f"profile {self.name} has no time for a load from disk, so that host memory cannot be a tier above it; "
+                "use one with disk_load_ms, or leave --host-memory out"
+            )
+        return self.disk_load_s
 
     def _host(self) -> float:
         if self.host_s is None:
@@ -250,6 +272,7 @@ def _profile(fields: Any, path: Path) -> Profile:
         load_piece_s=fields.get("load_piece_ms", 0) / 1e3,
         cancellable=fields.get(_CANCELLABLE, True),
         restore_s=fields.get("restore_ms", 0) / 1e3,
+        disk_load_s=fields["disk_load_ms"] / 1e3 if "disk_load_ms" in fields else None,
         shadow_extra_s=fields.get("shadow_layer_ms_per_extra_token", 0) / 1e3,
         fits=_fits(fields.get("fits", []), path),
     )

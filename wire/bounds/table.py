@@ -53,6 +53,9 @@ RATE = 1e15
 CACHE_TENSORS = 64
 """Tensors of a KV cache, for each layer."""
 
+MAX_HOST_SLOTS = 1 << 24
+"""Experts of a model, in all layers."""
+
 STATE_WIDTH = 64
 """A dimension of a state, as a multiple of the model's hidden size."""
 
@@ -69,6 +72,7 @@ def fields_of(limits: ModelLimits) -> dict[type, dict[str, Bound]]:
     tokens = limits.vocabulary or U32 + 1
     token = whole(tokens - 1)
     slot = whole((limits.slots or MAX_EXPERTS) - 1)
+    host_slot = whole(MAX_HOST_SLOTS - 1)
     rows = whole(min(context * experts, MAX_MESSAGE_BYTES), least=1)
     width = _width(limits)
     held = wholes(MAX_EXPERTS, 3 * (sum(limits.experts.values()) or MAX_SLOTS))
@@ -93,7 +97,14 @@ def fields_of(limits: ModelLimits) -> dict[type, dict[str, Bound]]:
             "trace": flag(),
             "session": name,
         },
-        w.Load: {"load_id": an_id, "slot": slot, "layer": layer, "expert": expert, "form": name},
+        w.Load: {
+            "load_id": an_id,
+            "slot": slot,
+            "layer": layer,
+            "expert": expert,
+            "form": name,
+            "host_slot": optional(host_slot),
+        },
         w.Evict: {"slot": slot},
         w.Compute: {
             "call_id": an_id,
@@ -128,10 +139,13 @@ def fields_of(limits: ModelLimits) -> dict[type, dict[str, Bound]]:
             "form_restore_s": many(lasting, MAX_FORMS),
             "form_fits": many(flag(), MAX_FORMS),
             "queue_bytes": memory,
+            "host_slots": whole(MAX_HOST_SLOTS),
+            "host_load_s": lasting,
             "in_parts": flag(),
             "held": held,
         },
         w.Held: {"in_parts": flag(), "held": held},
+        w.HostShrunk: {"host_slots": whole(MAX_HOST_SLOTS)},
         w.Loaded: {
             "load_id": an_id,
             "nbytes": whole(limits.slot_bytes or MEMORY),
@@ -150,6 +164,8 @@ def fields_of(limits: ModelLimits) -> dict[type, dict[str, Bound]]:
             "loads": memory,
             "bytes_loaded": an_id,
             "loads_checked": memory,
+            "host_bytes_max": memory,
+            "loads_held": memory,
         },
         w.TraceRecords: {
             "machine": name,

@@ -5,13 +5,16 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 
 from checkpoint.store import ExpertStore
 from worker_node.loaders.digest import BlobDigest
 from worker_node.pace import Pace, RealPace
+
+if TYPE_CHECKING:
+    from worker_node.loaders.host_tier import HostTier
 
 
 class Loader(Protocol):
@@ -21,6 +24,8 @@ class Loader(Protocol):
     device: str
     """The slots' device, as torch names it."""
     pace: Pace
+    tier: HostTier | None
+    """Host memory between disk and slots, if the scheduler decides what stays there."""
 
     def prepare(self, slots: list[torch.Tensor]) -> None:
         """Called once, first, with the buffers of all slots. Memory for loading is allocated here."""
@@ -53,6 +58,7 @@ class HostLoader:
     """A base class for slots in ordinary memory: nothing to prepare, to open again or to wait for."""
 
     device = "cpu"
+    tier: HostTier | None = None
     piece_bytes: int
     """Moved between two checks for a cancellation."""
 

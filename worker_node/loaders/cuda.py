@@ -11,6 +11,7 @@ import torch
 from checkpoint.store import ExpertStore
 from scheduler.errors import ConfigError
 from worker_node.loaders.digest import BlobDigest
+from worker_node.loaders.host_tier import HostTier
 from worker_node.loaders.slab import HostSlab, shared_slab
 from worker_node.pace import Pace, RealPace
 
@@ -37,8 +38,8 @@ class _Marks:
 
 
 class CudaLoader:
-    """All experts of the store, in the `forms` that will be loaded, are in page-locked host memory from the start. A
-    load copies one into a slot, in pieces.
+    """Without `tier`, all experts of the store, in the `forms` that will be loaded, are in page-locked host memory from
+    the start; else those that the tier keeps. A load copies one into a slot, in pieces.
 
     The copying stream waits for the last computation in the slot, a computation for the slot's copies; other
     slots are not affected. A load allocates nothing. A piece that was enqueued cannot be cancelled: a load that is
@@ -48,7 +49,9 @@ class CudaLoader:
 
     name = "cuda"
 
-    def __init__(self, store: ExpertStore, device: str = "cuda", forms: tuple[str, ...] = ("",)) -> None:
+    def __init__(
+        self, store: ExpertStore, device: str = "cuda", forms: tuple[str, ...] = ("",), tier: HostTier | None = None
+    ) -> None:
         if not torch.cuda.is_available():
             raise ConfigError(
                 f"loader 'cuda' needs an NVIDIA GPU that torch can use; torch {torch.__version__} sees none here. "
@@ -56,7 +59,8 @@ class CudaLoader:
             )
         self.device = device
         self.pace: Pace = RealPace()
-        self._slab: HostSlab | None = shared_slab(store, True, forms)
+        self.tier = tier
+        self._source: HostSlab | HostTier | None = tier or shared_slab(store, True, forms)
         self._copying = torch.cuda.Stream(device)
         self._marks: dict[int, _Marks] = {}
         self._ends = [_event() for _ in range(IN_FLIGHT)]
@@ -79,10 +83,12 @@ class CudaLoader:
         form: str = "",
         digest: BlobDigest | None = None,
     ) -> int:
-        slab = self._slab  # kept until the copy ends: `close` must not unlock its pages
-        if slab is None:
+        source = self._source  # kept until the copy ends: `close` must not unlock its pages
+        if source is None:
             raise ConfigError("this loader was closed; make another")
-        blob = slab.blob(layer, expert, form)
+        blob, digest = source.fetch(layer, expert, form, cancelled, digest)
+        if blob is None:
+            raise ConfigError("a GPU copies from locked pages only; make this loader's tier with pinned=True")
         marks = self._marks[into.data_ptr()]
         with torch.cuda.stream(self._copying):
             self._copying.wait_event(marks.left)
@@ -123,9 +129,12 @@ class CudaLoader:
             marks.left.record(stream)
 
     def reopen(self) -> None:
-        """Nothing: no file is open."""
+        if self.tier is not None:
+            self.tier.disk.reopen()
 
     def close(self) -> None:
         """Wait for copies and computations in flight. The memory is freed with the last loader of its store."""
         torch.cuda.synchronize(self.device)
-        self._slab = None
+        self._source = None
+        if self.tier is not None:
+            self.tier.close()

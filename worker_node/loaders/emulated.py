@@ -14,6 +14,6 @@ class EmulatedLoader:
 
     def __init__(self, inner: Loader, emulation: Emulation) -> None:
         self.pace: Pace = WorkerPace(emulation)
-        self.device = inner.device
+        self.device, self.tier = inner.device, inner.tier
         self.prepare, self.load, self.reopen = inner.prepare, inner.load, inner.reopen
         self.computing, self.close = inner.computing, inner.close

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from checkpoint.store import ExpertStore
 from checkpoint.tensors import aligned_buffer
 from scheduler.errors import CorruptStoreError, LaunchError
 from wire import runtime
-from worker_node.loaders.digest import Digests
+from worker_node.loaders.digest import BlobDigest, Digests
 from worker_node.loaders.disk import DiskLoader
 
 SPARE = 1 << 30
@@ -43,9 +44,15 @@ class HostSlab:
         self._read(store, forms)
         self.pinned = pinned
         if pinned:
-            _lock(self.memory)
-            unlock = weakref.finalize(self, _unlock, self.memory.data_ptr())
+            lock_pages(self.memory)
+            unlock = weakref.finalize(self, unlock_pages, self.memory.data_ptr())
             unlock.atexit = False  # by then the driver may be gone, and the memory goes anyway
+
+    def fetch(
+        self, layer: int, expert: int, form: str, cancelled: Callable[[], bool], digest: BlobDigest | None
+    ) -> tuple[torch.Tensor, BlobDigest | None]:
+        """As `HostTier.fetch`: everything is here."""
+        return self.blob(layer, expert, form), digest
 
     def blob(self, layer: int, expert: int, form: str = "") -> torch.Tensor:
         """An expert's bytes, uint8. Raises CorruptStoreError for an expert that the store did not have."""
@@ -128,7 +135,8 @@ def _group_rooms(proc: Path, groups: Path) -> list[int]:
     return rooms
 
 
-def _lock(memory: torch.Tensor) -> None:
+def lock_pages(memory: torch.Tensor) -> None:
+    """So that a GPU can copy from them. Raises LaunchError."""
     try:
         runtime: Any = torch.cuda.cudart()
         code = int(runtime.cudaHostRegister(memory.data_ptr(), memory.nbytes, _FOR_ALL_CONTEXTS))
@@ -141,6 +149,6 @@ def _lock(memory: torch.Tensor) -> None:
         ) from error
 
 
-def _unlock(pointer: int) -> None:
+def unlock_pages(pointer: int) -> None:
     runtime: Any = torch.cuda.cudart()
     runtime.cudaHostUnregister(pointer)

@@ -68,6 +68,7 @@ class Simulation:
     model: Shape
     workers: int
     slots: int
+    host_slots: int | None
     group_size: int
     system: str | None
     system_config: SystemConfig
@@ -98,6 +99,7 @@ class Simulation:
     tokens_per_s: float
     loads_a_token: float | None
     reloads_a_token: float | None
+    held_loads: float | None
     tokens_a_step: float | None
     experts_a_layer: float | None
     hit_rate: float | None
@@ -146,6 +148,7 @@ def figures_of(runs: list[Run], outcomes: list[Outcome], took_s: float, given: S
         model=Shape(p.layers, p.experts, p.top_k),
         workers=scenario.worker_count,
         slots=scenario.slots,
+        host_slots=scenario.host_slots,
         group_size=scenario.group,
         system=runs[0].system,
         system_config=scenario.system,
@@ -178,6 +181,7 @@ def figures_of(runs: list[Run], outcomes: list[Outcome], took_s: float, given: S
         tokens_per_s=tokens / sum(outcome.tokens_s for outcome in outcomes),
         loads_a_token=sum(answer.stats.decode_loads for answer in answers) / decoded if decoded else None,
         reloads_a_token=sum(answer.stats.reloads for answer in answers) / decoded if decoded else None,
+        held_loads=_held_loads(answers) if scenario.host_slots is not None else None,
         tokens_a_step=decoded / steps if decoded else None,
         experts_a_layer=sum(union * of for union, of in unions) / sum(of for _, of in unions) if unions else None,
         hit_rate=_hit_rate(answers),
@@ -197,6 +201,12 @@ def _hit_rate(answers: list[Answer]) -> float | None:
     """Share of decoding's chosen experts that were in a slot when the gate fired. None without decoding."""
     named = sum(answer.stats.named for answer in answers)
     return sum(answer.stats.present for answer in answers) / named if named else None
+
+
+def _held_loads(answers: list[Answer]) -> float | None:
+    """Share of all loads that found their expert in host memory. None without loads."""
+    loads = sum(answer.stats.loads for answer in answers)
+    return sum(answer.stats.held_loads for answer in answers) / loads if loads else None
 
 
 def _misses(outcomes: list[Outcome], decoded: int) -> MissShares | None:

@@ -10,14 +10,14 @@ from odmoe.settings.bounds import check_experts, check_slots
 from odmoe.settings.simulate_settings import SimulateSettings
 from odmoe.settings.system_settings import CHOSEN, check_read
 from odmoe.settings.table import flag
-from odmoe.settings.units import AUTO_SLOTS, parse_speeds
+from odmoe.settings.units import AUTO_SLOTS, parse_memory, parse_speeds
 from scheduler.alignment import Alignment
 from scheduler.errors import ConfigError
 from scheduler.eventlog.recording import Recording, read_recording
 from scheduler.policies.registry import caches, keeps_all, needs_host, remembers_routes, strategy_of
 from scheduler.policies.system_config import CoreConfig, SystemConfig
 from scheduler.policies.systems import SYSTEMS
-from scheduler.simulation.recorded_forms import recorded_form_costs, recorded_profile
+from scheduler.simulation.recorded_forms import recorded_expert_bytes, recorded_form_costs, recorded_profile
 from scheduler.simulation.recorded_routes import SHADOW, RecordedWorkload, recorded_groups, recorded_workloads
 from scheduler.simulation.requests import Arrival, random_arrivals
 from scheduler.simulation.route_model import LIKE_TEXT, ROUTE_MODELS, RouteModel, find_route_model
@@ -66,7 +66,7 @@ def _random_run(given: SimulateSettings) -> Run:
     scenario = _scenario(given, profile, None, given.prompt_tokens, given.tokens)
     recall = RECALL if given.recall is None and scenario.system.predictor == "sep" else given.recall
     same_token = SAME_TOKEN if given.acceptance is None else given.acceptance
-    scenario = replace(scenario, route_model=_route_model(given, scenario.system))
+    scenario = replace(scenario, route_model=_route_model(given, scenario))
     arrivals = random_arrivals(scenario, recall, given.seed, same_token)
     if lacking := missing_scores(scenario.system, strategy_of(scenario.shape, scenario.system), arrivals[0].workload):
         flags = " ".join(f"{flag(name)} {getattr(given, name)}" for name in ("system", *CHOSEN) if given.is_given(name))
@@ -121,9 +121,12 @@ def _arrivals(given: SimulateSettings, group: list[RecordedWorkload], file: Path
     return arrivals
 
 
-def _route_model(given: SimulateSettings, system: SystemConfig) -> RouteModel:
+def _route_model(given: SimulateSettings, scenario: Scenario) -> RouteModel:
     """As given, or one with which it matters what a system remembers. Raises ConfigError where it would not."""
-    remembers = remembers_routes(system)
+    system = scenario.system
+    remembers = remembers_routes(system) or (
+        f"--host-residency {system.host_residency}" if scenario.host_slots else None
+    )
     found = find_route_model(given.route_model or (LIKE_TEXT if remembers else "uniform"))
     if remembers and found.memoryless:
         others = ", ".join(name for name, model in ROUTE_MODELS.items() if not model.memoryless)
@@ -175,6 +178,7 @@ def _scenario(
         draft=_draft(given, recording, system),
         speeds=parse_speeds(given.speeds),
         replicas=given.replicas,
+        host_slots=_host_slots(given, profile, recording),
     )
     asked = given.is_given("placement")
     if system.placement != "device" and (asked or needs_host(system)) and not scenario.host:
@@ -207,6 +211,24 @@ def _slots(given: SimulateSettings, system: SystemConfig) -> int | None:
     if given.slots == "auto":
         return None if caches(system) else AUTO_SLOTS
     return given.slots if given.is_given("slots") else None
+
+
+def _host_slots(given: SimulateSettings, profile: Profile, recording: Recording | None) -> int | None:
+    """Of each worker. Raises ConfigError for bytes where the size of an expert is not known."""
+    if given.host_memory is None or given.host_memory == "auto":
+        return None
+    if given.host_memory == "0":
+        return 0
+    experts = profile.layers * profile.experts
+    if given.host_memory.strip().endswith("%"):
+        return parse_memory(given.host_memory, experts)
+    size = recorded_expert_bytes(recording) if recording else (profile.model_sizes or (0,))[0]
+    if not size:
+        raise ConfigError(
+            f"--host-memory is {given.host_memory}, and the size of an expert is not known here; give a share of all "
+            "experts, as 25%"
+        )
+    return min(experts, parse_memory(given.host_memory, 0) // size)
 
 
 def _preset(given: SimulateSettings, recording: Recording) -> str | None:

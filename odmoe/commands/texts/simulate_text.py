@@ -59,6 +59,8 @@ def _rows(facts: dict[str, Any]) -> Iterator[tuple[str, str]]:
         yield "routes", _ROUTES.get(facts["route_model"], f"drawn like those of models/{facts['route_model']}")
     slots = f"{facts['slots']} slot{'s' * (facts['slots'] > 1)} each"
     stay = {"none": "", "all": ", experts stay"}.get(facts["residency"], f", residency {facts['residency']}")
+    if facts["host_slots"] is not None:
+        stay += f", host memory for {facts['host_slots']} experts each ({facts['host_residency']})"
     stay += f", placement {facts['placement']} with a host" if facts["host"] else ""
     yield "cluster", f"{count_text(facts['workers'], 'worker')} in groups of {facts['group_size']}, {slots}{stay}"
     aligned = f", aligned every {facts['align_token']} (token) and {facts['align_kv']} (KV)"
@@ -80,6 +82,8 @@ def _rows(facts: dict[str, Any]) -> Iterator[tuple[str, str]]:
         if facts["rows_a_pass"] is not None:
             yield "drafts", _drafts(facts)
         yield "loads", f"{facts['loads_a_token']:.1f} per token, {facts['reloads_a_token']:.1f} of them reloads"
+        if facts["held_loads"] is not None:
+            yield "host memory", f"{facts['held_loads']:.1%} of all loads found their expert there, not on disk"
         if facts["hit_rate"] is not None and facts["residency"] != "none":
             yield "hits", f"{facts['hit_rate']:.1%} of the experts used were in a slot when the gate fired"
         if facts["misses_a_token"] is not None and facts["residency"] != "none":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import re
 from pathlib import Path
@@ -20,7 +21,7 @@ from scheduler.core.slots import SlotTable
 from scheduler.core.state import Demand
 from scheduler.errors import ConfigError
 from scheduler.eventlog import recording as module
-from scheduler.eventlog.recording import Recorder, Recording, read_recording
+from scheduler.eventlog.recording import FORMAT, VERSION, Recorder, Recording, read_recording
 from scheduler.eventlog.replay import replay
 from scheduler.files import write_whole
 from scheduler.policies.system_config import CoreConfig, SystemConfig
@@ -287,6 +288,7 @@ OF_TYPE: dict[Any, st.SearchStrategy[Any]] = {
     int: INTS,
     str: WORDS,
     bool: st.booleans(),
+    int | None: st.none() | INTS,
     bool | None: st.none() | st.booleans(),
     t.Visit: st.builds(t.Visit, INTS, INTS, LAYERS),
     t.ExpertId: st.builds(t.ExpertId, LAYERS, EXPERTS),
@@ -399,12 +401,12 @@ def changed(rows: list[Any], where: tuple[Any, ...], value: Any) -> list[Any]:
         ((3, 0), -5.0, "event 2 of it: its time is -5.0"),
         ((1, 1, 0), "WorkerBored", "'WorkerBored' is not an event or a command; known: WorkerJoined"),
         ((1, 1, 2), True, "True where int is expected"),
-        ((1, 1), ["WorkerJoined", 0], "7 values are expected"),
+        ((1, 1), ["WorkerJoined", 0], "9 values are expected"),
         ((1, 1), ["WorkerJoined", 0, 1, float("inf"), 0.0, 0.0, []], "inf where a number is expected"),
         ((1, 1), ["WorkerJoined", 0, 1, 0.0, 0.0, 0.0, [["int3", 0.0, 0.0, True]]], "'int3' where one of '', 'int4'"),
         (
             (1, 1),
-            ["WorkerJoined", 0, 1, 0.0, 0.0, 0.0, [], [[0, 0, 77]]],
+            ["WorkerJoined", 0, 1, 0.0, 0.0, 0.0, [], 0, 0.0, [[0, 0, 77]]],
             "a layer or an expert that the model does not",
         ),
         ((1, 2), [["Load", 0, 0, [77, 0], 1, ""]], "names a layer or an expert that the model does not have"),
@@ -501,3 +503,11 @@ def test_a_file_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
     assert (file.read_bytes(), list(tmp_path.iterdir())) == (b"old", [file])
     with pytest.raises(OSError, match="none"):
         write_whole(tmp_path / "none" / "log", b"")
+
+
+def test_rows_from_before_a_field_was_added_are_read_with_its_default(tmp_path: Path) -> None:
+    head = {"format": FORMAT, "version": VERSION, "about": {}, "core": dataclasses.asdict(CORE)}
+    rows = (0.0, ["WorkerJoined", 0, 2, 0.1, 0.0, 0.0, []], [["Load", 0, 1, [1, 0], 7, ""]])
+    recording = read(tmp_path, b"".join(map(msgpack.packb, (head, rows, 1))))
+    assert recording.events == [(0.0, t.WorkerJoined(0, 2, 0.1))]
+    assert recording.commands == [[t.Load(0, 1, t.ExpertId(1, 0), 7)]]

@@ -29,7 +29,8 @@ P = 60
 def line(c: t.Command) -> str:
     match c:
         case t.Load():
-            return f"load {c.worker}.{c.slot} {c.expert.layer}/{c.expert.expert}{' ' + c.form if c.form else ''}"
+            host = "" if c.host_slot is None else f" {'held in' if c.held else 'through'} {c.host_slot}"
+            return f"load {c.worker}.{c.slot} {c.expert.layer}/{c.expert.expert}{' ' + c.form if c.form else ''}{host}"
         case t.Evict():
             return f"evict {c.worker}.{c.slot} {c.expert.layer}/{c.expert.expert}"
         case t.Compute():
@@ -94,6 +95,8 @@ class Driver:
         placement: Placement | None = None,
         precision: Precision | None = None,
         top_k: int = 2,
+        host_slots: int = 0,
+        host_residency: Residency | None = None,
     ) -> None:
         shape = t.ModelShape(tuple(range(layers)), experts, top_k=top_k, by_layer=by_layer)
         strategy = Strategy(
@@ -103,6 +106,7 @@ class Driver:
             placement or DeviceOnly(),
             precision or Full(),
             predicts=predictor is not None,
+            host_residency=host_residency or NoCache(),
         )
         self.core = Core(shape, RoundRobin(group), Alignment(*periods, kv_rows), mini_batch, strategy, prefill)
         self.in_slots: dict[tuple[int, int], t.Load] = {}
@@ -112,7 +116,7 @@ class Driver:
         self.now = 0.0
         self.hosts: set[int] = set()
         for worker, size in enumerate(mixed or (slots,) * workers):
-            assert self.do(t.WorkerJoined(worker, size)) == []
+            assert self.do(t.WorkerJoined(worker, size, host_slots=host_slots if size else 0)) == []
             self.hosts |= {worker} if size == 0 else set()
         if shadow:
             assert self.do(t.ShadowJoined()) == []

@@ -21,6 +21,7 @@ def overheard(strategy: Strategy, referee: Listener) -> Strategy:
         _Placement(strategy.placement, referee),
         strategy.precision,
         strategy.predicts,
+        host_residency=strategy.host_residency,
     )
 
 

@@ -45,7 +45,8 @@ class Plan:
     client is slow. `arrive`: the most ticks until a request arrives. `returning`: how often a worker that died comes
     back; `patience`: the ticks for which requests wait for workers that are missing. `auditing`: how often an
     audit is requested after a fact. `poison`: what kills a worker. `flapping`: the most ticks that a worker lives
-    while requests are open; 0: workers die of faults alone."""
+    while requests are open; 0: workers die of faults alone. `host_slots`: of each worker's host memory, which shrinks
+    by one with every twentieth load."""
 
     seed: int = 0
     slots: tuple[int, ...] = (1, 1, 1, 1)
@@ -82,6 +83,7 @@ class Plan:
     auditing: float = 0.0
     poison: Poison | None = None
     flapping: int = 0
+    host_slots: int = 0
 
     @property
     def all_experts(self) -> int:

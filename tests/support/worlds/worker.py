@@ -24,6 +24,38 @@ class _Holding:
     waiting: list[t.Compute] = field(default_factory=list)
 
 
+class WorldHostMemory:
+    """As worker_node's, which carries out loads one by one: a load that is asked for later sees what earlier ones have
+    brought. What was given up is not there."""
+
+    def __init__(self, slots: int) -> None:
+        self.slots, self.loads, self.held = slots, 0, 0
+        self.content: dict[int, t.Load] = {}
+
+    def obey(self, c: t.Load) -> None:
+        self.loads += 1
+        if c.host_slot is None or c.host_slot >= self.slots:
+            return
+        there = self.content.get(c.host_slot)
+        if c.held:
+            assert there is not None, f"{c}: nothing is in host slot {c.host_slot}"
+            assert (there.expert, there.form) == (c.expert, c.form), f"{c}: {there} is there"
+            self.held += 1
+        elif there is None or (there.expert, there.form) != (c.expert, c.form):
+            self.content[c.host_slot] = c
+
+    def give_up(self, c: t.Load) -> None:
+        if c.host_slot is not None and self.content.get(c.host_slot) is c:
+            del self.content[c.host_slot]
+
+    def shrinks(self) -> bool:
+        if self.loads % 20 or not self.slots:
+            return False
+        self.slots -= 1
+        self.content.pop(self.slots, None)
+        return True
+
+
 class WorldWorker:
     """As worker_node's: loads side by side, one computation at a time, what it says arrives in order and later."""
 
@@ -37,6 +69,7 @@ class WorldWorker:
         self.work: deque[tuple[_Holding, t.Compute]] = deque()
         self.busy = False
         self.arrives = 0
+        self.memory = WorldHostMemory(0 if self.host else world.plan.host_slots)
 
     def tell(self, event: t.Event) -> None:
         world = self.world
@@ -50,11 +83,17 @@ class WorldWorker:
             assert c.slot not in self.slots, f"{c}: the worker has {self.slots[c.slot].load} there"
             holding = self.slots[c.slot] = _Holding(c)
             self.left.discard(c.slot)
+            self.memory.obey(c)
+            if self.memory.shrinks():
+                self.tell(t.HostMemoryShrunk(self.number, self.memory.slots))
             self.world.at(self.world.ticks(self.world.plan.load), lambda: self.loaded(holding))
         elif isinstance(c, t.Evict):
             assert c.slot in self.slots or c.slot in self.left, f"{c}: nothing is there"
             if c.slot in self.slots:
-                self.slots.pop(c.slot).given_up = True
+                holding = self.slots.pop(c.slot)
+                holding.given_up = True
+                if not holding.loaded:
+                    self.memory.give_up(holding.load)
         elif self.host:
             self.work.append((_Holding(t.Load(self.number, 0, c.expert, 0), loaded=True), c))
             self.compute()
@@ -71,6 +110,7 @@ class WorldWorker:
         if holding.given_up or self.dead or self.killed_by(holding.load):
             return
         if self.world.fails():
+            self.memory.give_up(holding.load)
             self.tell(t.LoadFailed(holding.load.load_id, "cannot read"))
             return
         holding.loaded = True

@@ -21,7 +21,8 @@ from scheduler.alignment import Alignment
 from scheduler.core.groups import RoundRobin
 from scheduler.core.machine import Core
 from scheduler.policies.predictors.base import Scores
-from scheduler.policies.residency.base import Residency
+from scheduler.policies.residency.base import NoCache, Residency
+from scheduler.policies.residency.lrfu import LRFU
 from scheduler.policies.strategy import Strategy
 from support.scheduling.policies import placement_of, precision_of, predictor_of, residency_of, router_of
 from support.worlds.audits import AuditRequests
@@ -89,6 +90,7 @@ class World:
             placement_of(plan),
             precision_of(plan),
             predicts=plan.predictor != "none",
+            host_residency=LRFU(plan.shape) if plan.host_slots else NoCache(),
         )
 
     def _make_core(self, strategy: Strategy) -> Core:
@@ -323,7 +325,8 @@ class World:
         if number not in self.workers:
             self.workers[number] = WorldWorker(self, number)
             slots = self.plan.slots[number % len(self.plan.slots)]
-            self.post(t.WorkerJoined(number, slots, forms=FORM_COSTS[number % 3] if self.plan.forms else ()))
+            forms, held = FORM_COSTS[number % 3] if self.plan.forms else (), self.plan.host_slots if slots else 0
+            self.post(t.WorkerJoined(number, slots, forms=forms, host_slots=held))
             if self.plan.flapping and not all(main.over for main in self.mains.values()):
                 self.at(self.ticks(self.plan.flapping), partial(self.kill, self.workers[number]))
 

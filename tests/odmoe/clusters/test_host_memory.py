@@ -1,0 +1,87 @@
+"""--host-memory in a cluster: the tokens stay, the memory is used, and what it is for follows from the machine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from odmoe.clusters.configuration import resources
+from odmoe.clusters.memory import slots as slots_module
+from odmoe.settings.settings import Settings
+from scheduler.errors import ConfigError
+from support.nodes.exact import WHOLE, answers
+
+TOKENS = 6
+GIB = 1 << 30
+
+
+@pytest.mark.parametrize("policy", ["lru", "lrfu"])
+def test_tokens_and_logits_stay_while_experts_are_evicted_from_host_memory(
+    policy: str, embedded: Callable[..., Any], reference: Callable[..., Any], demo_store: Callable[[str], Any]
+) -> None:
+    """With a quarter of the experts in it, of a worker that keeps none in its slot."""
+    expected, manifest = reference("float32", 4, TOKENS), demo_store("float32").manifest
+    host = {"host_memory": "25%", "host_residency": policy}
+    cluster = embedded("float32", shadow="none", workers=1, check_loads="all", **host, **WHOLE)
+    report, logits = answers(cluster, expected.prompt, TOKENS)
+    assert report.token_ids == expected.tokens
+    assert all(bool((mine == theirs).all()) for mine, theirs in zip(logits, expected.logits, strict=True))
+    given = manifest.expert_bytes // 4
+    slots = given // manifest.blob_bytes
+    assert slots >= 2
+    assert report.loads - report.held_loads > slots, "experts came from disk after host memory was full"
+    assert report.held_loads > 0
+    assert report.resident_experts_max == [1], "in slots, the worker is as cacheless as before"
+    assert 0.9 <= report.host_memory_bytes[0] / (slots * manifest.blob_bytes) <= 1
+    assert report.cluster.loads_checked == 1.0
+
+
+def test_the_slots_of_a_cache_on_a_processor_are_its_host_memory(demo_store: Callable[[str], Any]) -> None:
+    store = demo_store("float32")
+    count = sum(len(layer.blobs) for layer in store.manifest.layers.values())
+    cached = {"model": "demo", "system": "on-demand", "residency": "lru", "workers": 2}
+    found = resources(Settings(**cached, host_memory="50%"), store)
+    assert (found.slots, found.host_slots) == (count // 4, None), "of two workers"
+    assert resources(Settings(**cached), store).host_slots is None
+    for changed in ({"system": "on-demand", "residency": "none"}, {"profile": "rtx3090-1gbe"}):
+        tiered = resources(Settings(**(cached | {"host_memory": "50%"} | changed)), store)
+        assert (tiered.slots, tiered.host_slots) == (1, count // 4), "no cache, or a device of its own"
+
+
+def test_auto_slots_take_what_is_free_less_a_reserve(
+    demo_store: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At least half of it, so that a small machine has a cache at all."""
+    free = [0]
+    monkeypatch.setattr(slots_module, "_free", lambda device: free[0])
+    for free[0], reserve, room in ((24 * GIB, 2 * GIB, 21 * GIB), (3 * GIB, 0, 2 * GIB), (2 * GIB, GIB, GIB)):
+        assert slots_module.slot_memory("cpu", 1, reserve) == room
+        assert slots_module.slot_memory("cpu", 3, reserve) == room // 3
+    free[0] = 24 * GIB
+    count = sum(len(layer.blobs) for layer in demo_store("float32").manifest.layers.values())
+    cached = Settings(model="demo", system="on-demand", residency="lru", workers=1, slots="auto", ctx_size=64)
+    assert resources(cached, demo_store("float32")).slots == count
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"loader": "memory"}, "with --loader memory, which leaves it to the kernel"),
+        ({"memory": "1GB"}, "with --memory, which is for all that nodes hold"),
+        ({"residency": "lru", "device_memory": "50%"}, "with --device-memory; workers on a processor keep experts in"),
+        ({"residency": "lru", "slots": 2}, "with --slots; workers on a processor keep experts in host memory"),
+        ({"host_memory": "lots"}, "--host-memory is 'lots'; allowed: auto, 0 .none., a share of all experts"),
+    ],
+)
+def test_what_contradicts_it_is_refused_by_name(given: dict[str, Any], says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        Settings(**({"model": "demo", "system": "on-demand", "workers": 1, "host_memory": "2GB"} | given))
+
+
+def test_memory_for_less_than_an_expert_of_each_worker_is_refused(demo_store: Callable[[str], Any]) -> None:
+    for residency in ("none", "lru"):
+        settings = Settings(model="demo", system="on-demand", residency=residency, workers=2, host_memory="1kB")
+        with pytest.raises(ConfigError, match="--host-memory 1kB"):
+            resources(settings, demo_store("float32"))
