@@ -137,7 +137,8 @@ def _disturb(model: Model, asked: Chaos, terminal: Terminal) -> Any:
     if served.inexact:
         raise ConfigError("the cluster's answers depend on its caches by design; serve it with an exact system")
     lasts = served.uses_existing_ray
-    able = ["shadow"] * served.has_shadow + ["restarts"] * lasts
+    processes = NodeProcesses(cluster, not lasts)
+    able = ["main"] + ["shadow"] * served.has_shadow + ["restarts"] * lasts + ["hosts"] * processes.can_spoil()
     plan = Plan(
         asked.seconds,
         chosen_faults(asked.faults, able),
@@ -147,7 +148,7 @@ def _disturb(model: Model, asked: Chaos, terminal: Terminal) -> Any:
         served.worker_wait,
         served.parallel,
     )
-    nodes = ClusterNodes(cluster, NodeProcesses(cluster, not lasts))
+    nodes = ClusterNodes(cluster, processes)
     prompts, wrong = prompts_of(model.opened, asked.tokens), [5] * (model.opened.context + 1)
     with terminal.status() as say:
         return Disturbance(nodes, ask_cluster(cluster), prompts, asked.tokens, wrong).run(plan, say)
