@@ -22,10 +22,8 @@ BLOCK_BYTES = 100
 class _Heap(ctypes.Structure):
     """`struct mallinfo2` of glibc's malloc.h."""
 
-    _fields_ = [
-        (name, ctypes.c_size_t)
-        for name in "arena ordblks smblks hblks hblkhd usmblks fsmblks uordblks fordblks keepcost".split()
-    ]
+    names = ("arena", "ordblks", "smblks", "hblks", "hblkhd", "usmblks", "fsmblks", "uordblks", "fordblks", "keepcost")
+    _fields_ = [(name, ctypes.c_size_t) for name in names]
 
 
 def used_mib() -> float:

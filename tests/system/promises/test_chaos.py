@@ -23,19 +23,21 @@ SECONDS = float(os.environ.get("CHAOS_S", 30))
 REQUESTS = int(os.environ["CHAOS_REQUESTS"]) if "CHAOS_REQUESTS" in os.environ else None
 pytestmark = [pytest.mark.system, pytest.mark.timeout(2 * SECONDS + 600)]
 LENGTHS = (3, 12, 23)
+COUNT = 12 if REQUESTS else TOKENS
+"""Most tokens of an answer: many short ones for a soak."""
 
 
 def test_faults_one_after_the_other(nodes: Any, tiny: Path, tmp_path: Path, capsys: Any) -> None:
     made = DisturbedNodes(nodes, tmp_path)
-    ask, draw = ask_cluster(made.cluster.main), random.Random(0)
-    shape = made.cluster.main.shape
+    main: Any = made.cluster.main
+    ask, draw = ask_cluster(main), random.Random(0)
     prompts = [[draw.randrange(2, 96) for _ in range(length)] for length in LENGTHS]
     for prompt in prompts:
-        with ask(prompt, TOKENS) as answer:
-            assert list(answer) == greedy(tiny, prompt, TOKENS)
+        with ask(prompt, COUNT) as answer:
+            assert list(answer) == greedy(tiny, prompt, COUNT)
     faults = chosen_faults(os.environ.get("CHAOS_FAULTS"), ["shadow", "hosts"])
-    plan = Plan(SECONDS, faults, int(os.environ.get("CHAOS_SEED", 0)), requests=REQUESTS)
-    verdict = Disturbance(made, ask, prompts, TOKENS, [5] * (shape.context + 1)).run(plan)
+    plan = Plan(SECONDS, faults, int(os.environ.get("CHAOS_SEED", 0)), 4, REQUESTS)
+    verdict = Disturbance(made, ask, prompts, COUNT, [5] * (main.shape.context + 1)).run(plan)
     with capsys.disabled():
         print(f"\n{as_text(verdict)}")
     assert verdict.violations == []
