@@ -84,7 +84,8 @@ def chaos(
     settings = effective(flags | {"cluster": str(file) if file else "local"}, None).settings
     check_start(settings, flag, "command")
     if not yes:
-        nodes = f"the nodes of {file}" if file else f"those of a local cluster of {settings.model}"
+        spoilt = f"the nodes of {file}, cut their links and damage their stores for seconds"
+        nodes = spoilt if file else f"those of a local cluster of {settings.model}"
         _ask(f"kill, freeze and slow {nodes}", duration)
     if settings.has_cluster_file:
         from odmoe.commands.over_ssh.generate import ask_head

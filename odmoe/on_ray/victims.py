@@ -58,11 +58,14 @@ class NodeProcesses:
         return True
 
     def can_spoil(self) -> bool:
-        """Whether no worker is on the main node's host, and every worker's host lets its links be changed."""
+        """Whether every node has a host beside the main node's, which can be asked and lets its links be changed."""
         if self._here:
             return False
         main = ray.util.get_node_ip_address()
-        return all(row["address"] != main and self._on(str(row["address"]), may_cut) for row in self.rows())
+        try:
+            return all(row["address"] != main and self._on(str(row["address"]), may_cut) for row in self.rows())
+        except ODMoEError:
+            return False
 
     def spoil(self, name: str, what: str, seconds: float) -> bool:
         target = ray.util.get_node_ip_address() if what == LINK else str(self._cluster.store())
