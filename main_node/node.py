@@ -101,14 +101,6 @@ class MainNode:
             batch_linear(self.model)
         self.drafting = Drafting(drafts, self.shape.experts, self.shape.top_k)
         self.admission = Admission(sharing, lambda: engine.deadlines.waited_s)
-        chunk = sharing.prefill_chunk if kv.continues(self.model.config) and self._rotary.chunks else 0
-        about = f"{store.manifest.model_digest}, {store.manifest.dtype}, {self.device_text}, kernel {self.kernel}"
-        watched, by_length = needs_watch(engine.core.strategy), self._rotary.by_length
-        self.kept = KeptPrompts(sharing.keeping, self.model.config, self.device, chunk, watched, by_length, about)
-        engine.checks.on_wrong_outputs = self.kept.forget
-        self.steps = Steps(
-            engine, sharing.launch_s, self.kept.chunk, sharing.batch_dense, self._leave, self.drafting.on_step_ended
-        )
         self._current: _Current | None = None
         self._loops = TokenLoops()
         self._cache_bytes_max = 0
@@ -123,6 +115,14 @@ class MainNode:
         self.experts = RemoteExperts(engine, watch)
         dispatch_experts(self.model, self._experts_of)
         self._output_layer = OutputLayer(self.model, self._scores)
+        chunk = sharing.prefill_chunk if kv.continues(self.model.config) and self._rotary.chunks else 0
+        about = f"{store.manifest.model_digest}, {store.manifest.dtype}, {self.device_text}, kernel {self.kernel}"
+        watched, by_length = needs_watch(engine.core.strategy), self._rotary.by_length
+        self.kept = KeptPrompts(sharing.keeping, self.model.config, self.device, chunk, watched, by_length, about)
+        engine.checks.on_wrong_outputs = self.kept.forget
+        self.steps = Steps(
+            engine, sharing.launch_s, self.kept.chunk, sharing.batch_dense, self._leave, self.drafting.on_step_ended
+        )
 
     def _cache(self) -> Any:
         """The KV cache of the request whose pass is under way, None between passes."""

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from odmoe.chaos.spoil import LINK, SOON_S, STORE
 from scheduler.errors import ConfigError
 
 MAIN, SHADOW = "main node", "shadow"
@@ -30,6 +31,10 @@ class Victims(Protocol):
     def send(self, name: str, number: signal.Signals, again: bool = False) -> bool:
         """A signal to the process of a node. `again`: to the one that got its last. False: there is none just now."""
 
+    def spoil(self, name: str, what: str, seconds: float) -> bool:
+        """Cut a worker's link to the main node (`LINK`) or damage its store (`STORE`). It begins within `SOON_S`, and
+        ends by itself after `seconds`. False: it cannot be done just now."""
+
     def leave(self) -> int:
         """Have every client leave its answer. Returns how many did."""
 
@@ -42,7 +47,8 @@ class Fault:
     about: str
     strike: Callable[[Victims, random.Random], str]
     needs: str = ""
-    """`shadow`, or `restarts`: the main node is started again by whoever supervises it."""
+    """`shadow`; `main`: the main node is a process of its own; `restarts`: it is started again by whoever supervises
+    it; `hosts`: each worker has a link and a store of its own, and whoever asks may spoil them."""
 
 
 def _kill(names: Callable[[Victims, random.Random], Sequence[str]]) -> Callable[[Victims, random.Random], str]:
@@ -61,6 +67,19 @@ def _freeze(names: Callable[[Victims, random.Random], Sequence[str]]) -> Callabl
             for name in frozen:
                 victims.send(name, signal.SIGCONT, again=True)
         return ", ".join(frozen)
+
+    return strike
+
+
+def _spoil(
+    what: str, names: Callable[[Victims, random.Random], Sequence[str]]
+) -> Callable[[Victims, random.Random], str]:
+    def strike(victims: Victims, rng: random.Random) -> str:
+        chosen, seconds = names(victims, rng), rng.uniform(*FROZEN_S)
+        hit = [name for name in chosen if victims.spoil(name, what, seconds)]
+        if hit:
+            time.sleep(SOON_S + seconds)
+        return ", ".join(hit)
 
     return strike
 
@@ -119,8 +138,21 @@ FAULTS = {
         Fault("worker-slow", "one worker stands still four fifths of 3 s", _slow),
         Fault("shadow-killed", "SIGKILL to the shadow", _kill(_named(SHADOW)), "shadow"),
         Fault("shadow-frozen", "SIGSTOP to the shadow for .5 to 5 s", _freeze(_named(SHADOW)), "shadow"),
-        Fault("main-frozen", "SIGSTOP to the main node for .5 to 5 s", _freeze(_named(MAIN))),
+        Fault("main-frozen", "SIGSTOP to the main node for .5 to 5 s", _freeze(_named(MAIN)), "main"),
         Fault("main-killed", "SIGKILL to the main node, which Ray starts again", _kill(_named(MAIN)), "restarts"),
+        Fault(
+            "link-cut",
+            "nothing passes between one worker and the main node for .5 to 5 s",
+            _spoil(LINK, _some(1)),
+            "hosts",
+        ),
+        Fault("all-cut", "the same for every worker", _spoil(LINK, _all), "hosts"),
+        Fault(
+            "store-damaged",
+            "a byte of each expert in one worker's store is wrong for .5 to 5 s",
+            _spoil(STORE, _some(1)),
+            "hosts",
+        ),
         Fault("clients-leave", "every client leaves its answer", _leave),
     )
 }

@@ -84,7 +84,8 @@ def chaos(
     settings = effective(flags | {"cluster": str(file) if file else "local"}, None).settings
     check_start(settings, flag, "command")
     if not yes:
-        nodes = f"the nodes of {file}" if file else f"those of a local cluster of {settings.model}"
+        spoilt = f"the nodes of {file}, cut their links and damage their stores for seconds"
+        nodes = spoilt if file else f"those of a local cluster of {settings.model}"
         _ask(f"kill, freeze and slow {nodes}", duration)
     if settings.has_cluster_file:
         from odmoe.commands.over_ssh.generate import ask_head
@@ -137,7 +138,8 @@ def _disturb(model: Model, asked: Chaos, terminal: Terminal) -> Any:
     if served.inexact:
         raise ConfigError("the cluster's answers depend on its caches by design; serve it with an exact system")
     lasts = served.uses_existing_ray
-    able = ["shadow"] * served.has_shadow + ["restarts"] * lasts
+    processes = NodeProcesses(cluster, not lasts)
+    able = ["main"] + ["shadow"] * served.has_shadow + ["restarts"] * lasts + ["hosts"] * processes.can_spoil()
     plan = Plan(
         asked.seconds,
         chosen_faults(asked.faults, able),
@@ -147,7 +149,7 @@ def _disturb(model: Model, asked: Chaos, terminal: Terminal) -> Any:
         served.worker_wait,
         served.parallel,
     )
-    nodes = ClusterNodes(cluster, NodeProcesses(cluster, not lasts))
+    nodes = ClusterNodes(cluster, processes)
     prompts, wrong = prompts_of(model.opened, asked.tokens), [5] * (model.opened.context + 1)
     with terminal.status() as say:
         return Disturbance(nodes, ask_cluster(cluster), prompts, asked.tokens, wrong).run(plan, say)

@@ -9,6 +9,7 @@ from typing import Any
 
 import ray
 
+from odmoe.chaos.spoil import LINK, may_cut, spoil
 from odmoe.chaos.usage import Usage, usage_of
 from odmoe.on_ray.calls import CONTROL_S, get
 from odmoe.on_ray.cluster import RayCluster
@@ -53,6 +54,24 @@ class NodeProcesses:
             pid, host = self._last[name]
             self._on(host, _signal, pid, number)
         except (ODMoEError, ProcessLookupError, KeyError, StopIteration, ValueError):
+            return False
+        return True
+
+    def can_spoil(self) -> bool:
+        """Whether every node has a host beside the main node's, which can be asked and lets its links be changed."""
+        if self._here:
+            return False
+        main = ray.util.get_node_ip_address()
+        try:
+            return all(row["address"] != main and self._on(str(row["address"]), may_cut) for row in self.rows())
+        except ODMoEError:
+            return False
+
+    def spoil(self, name: str, what: str, seconds: float) -> bool:
+        target = ray.util.get_node_ip_address() if what == LINK else str(self._cluster.store())
+        try:
+            self._on(self._host(name), spoil, what, target, seconds)
+        except (ODMoEError, StopIteration):
             return False
         return True
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -78,3 +80,14 @@ def test_nothing_is_found_again_that_may_be_wrong(embedded: Any, reference: Any)
     cluster.main.engine.checks.on_wrong_outputs()  # of requests that have ended, too
     assert cluster.main.kept.nbytes == 0
     assert answers(cluster, one.prompt, 2)[0].cached_tokens == 0
+
+
+def test_a_start_that_fails_leaves_the_directory_to_the_next(
+    embedded: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    how = {"shadow": "none", "kv_memory": "64MiB", "kv_disk": str(tmp_path), "workers": 1}
+    with monkeypatch.context() as patch:
+        patch.setattr("main_node.node.OutputLayer", Mock(side_effect=MemoryError))
+        with pytest.raises(MemoryError):
+            embedded(**how)
+    assert embedded(**how).main.kept.is_on

@@ -27,6 +27,7 @@ class Sleepers:
         self.nodes = {name: self._start() for name in ("worker 0", "worker 1", "worker 2", SHADOW, MAIN)}
         self.first = dict(self.nodes)
         self.sent: list[tuple[str, signal.Signals]] = []
+        self.spoilt: list[tuple[str, str]] = []
         self._absent = 0
 
     def _start(self) -> subprocess.Popen[bytes]:
@@ -46,6 +47,10 @@ class Sleepers:
             process.wait(10)
             self.nodes[name] = self._start()
             self._absent = self.away
+        return True
+
+    def spoil(self, name: str, what: str, seconds: float) -> bool:
+        self.spoilt.append((name, what))
         return True
 
     def leave(self) -> int:
@@ -75,6 +80,7 @@ class Sleepers:
 def sleepers(monkeypatch: pytest.MonkeyPatch) -> Iterator[Sleepers]:
     monkeypatch.setattr(faults, "FROZEN_S", (0.05, 0.06))
     monkeypatch.setattr(faults, "SLOW_S", 0.3)
+    monkeypatch.setattr(faults, "SOON_S", 0.0)
     monkeypatch.setattr(faults, "AGAIN_S", 0.01)
     made = Sleepers()
     yield made
@@ -82,6 +88,7 @@ def sleepers(monkeypatch: pytest.MonkeyPatch) -> Iterator[Sleepers]:
 
 
 KILLED = {"worker-killed": 1, "two-killed": 2, "all-killed": 3, "worker-flaps": 1, "shadow-killed": 1, "main-killed": 1}
+SPOILT = {"link-cut": (1, "link"), "all-cut": (3, "link"), "store-damaged": (1, "store")}
 FROZEN = {"worker-frozen": 1, "all-frozen": 3, "worker-slow": 1, "shadow-frozen": 1, "main-frozen": 1}
 
 
@@ -92,7 +99,9 @@ def test_who_is_hit(name: str, sleepers: Sleepers) -> None:
     hit = {victim for victim, number in sleepers.sent if number == signal.SIGSTOP}
     assert len(hit) == FROZEN.get(name, 0)
     sleepers.check_stopped([])
-    assert all(victim in said for victim in [*sleepers.killed(), *hit])
+    count, what = SPOILT.get(name, (0, ""))
+    assert [spoilt for _, spoilt in sleepers.spoilt] == [what] * count
+    assert all(victim in said for victim in [*sleepers.killed(), *hit, *dict(sleepers.spoilt)])
     assert sleepers.left == (name == "clients-leave")
 
 
@@ -113,13 +122,14 @@ def test_a_worker_that_flaps_is_killed_as_often_as_it_comes_back(
 def test_a_fault_without_a_victim_is_none(name: str, sleepers: Sleepers, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sleepers, "workers", list)
     monkeypatch.setattr(sleepers, "send", lambda *given, **how: False)
+    monkeypatch.setattr(sleepers, "spoil", lambda *given: False)
     monkeypatch.setattr(sleepers, "leave", lambda: 0)
     monkeypatch.setattr(faults, "RETURN_S", 0.05)
     assert FAULTS[name].strike(sleepers, random.Random(3)) == ""
 
 
 def test_every_fault_is_tried() -> None:
-    assert {*KILLED, *FROZEN, "clients-leave"} == set(FAULTS)
+    assert {*KILLED, *FROZEN, *SPOILT, "clients-leave"} == set(FAULTS)
 
 
 def test_an_interrupt_leaves_nobody_frozen(sleepers: Sleepers, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -134,8 +144,8 @@ def test_an_interrupt_leaves_nobody_frozen(sleepers: Sleepers, monkeypatch: pyte
 
 
 def test_which_faults_a_cluster_can_have() -> None:
-    names = {fault.name for fault in chosen_faults(None, [])}
-    assert names == set(FAULTS) - {"shadow-killed", "shadow-frozen", "main-killed"}
+    names = {fault.name for fault in chosen_faults(None, ["main"])}
+    assert names == set(FAULTS) - {"shadow-killed", "shadow-frozen", "main-killed", *SPOILT}
     assert [fault.name for fault in chosen_faults("main-killed,worker-slow", ["restarts"])] == [
         "main-killed",
         "worker-slow",

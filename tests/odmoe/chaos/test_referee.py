@@ -43,6 +43,9 @@ class World:
     def send(self, name: str, number: signal.Signals, again: bool = False) -> bool:
         return True
 
+    def spoil(self, name: str, what: str, seconds: float) -> bool:
+        return True
+
     def leave(self) -> int:
         return int(self.clients.leave())
 

@@ -73,9 +73,15 @@ class Relay:
             return
         far.settimeout(None)
         self._sockets += [near, far]
-        for source, sink, way in ((near, far, "there"), (far, near, "back")):
-            source.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            threading.Thread(target=self._pump, args=(source, sink, way), name=f"relay-{way}", daemon=True).start()
+        for end in (near, far):
+            end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        other = threading.Thread(target=self._pump, args=(far, near, "back"), name="relay-back", daemon=True)
+        other.start()
+        self._pump(near, far, "there")
+        other.join()
+        for end in (near, far):
+            self._sockets.remove(end)
+            end.close()
 
     def _pump(self, source: socket.socket, sink: socket.socket, way: str) -> None:
         try:

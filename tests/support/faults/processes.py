@@ -103,8 +103,8 @@ class Supervisor:
             node.process.join(0 if self._flap_s is None else START_S)
             if not node.process.is_alive():
                 self.deaths += 1
-                node.restart()
-                with contextlib.suppress(EOFError, OSError):  # it has died of the fault before it said that it has it
+                with contextlib.suppress(EOFError, OSError):  # it has died again before it said what it was to say
+                    node.restart()
                     if self._fault[0]:
                         node.set(*self._fault)
 
