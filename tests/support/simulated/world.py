@@ -123,6 +123,7 @@ def _installed(baton: Baton) -> Iterator[None]:
         return copy.deepcopy(_dense(path.parent, dtype))
 
     with ExitStack() as at_end:
+        at_end.enter_context(torch.inference_mode())
         at_end.enter_context(wire.runtime.install(SimulatedRuntime(baton)))
         patches: dict[str, Any] = {
             "worker_node.loaders.disk.os": Disks(baton, parts_of),
