@@ -13,7 +13,7 @@ from support.simulated.world import World
 LAYERS, EXPERTS = 2, 4
 PROMPTS: tuple[tuple[int, ...], ...] = ((5, 17, 3), (40, 2, 2, 9, 33, 21, 7), (11,), (5, 17, 3, 22, 13, 50))
 """The last one goes on as the first one's answer may: prompts that share a beginning are kept."""
-TOKENS = 10
+TOKENS = 6
 """Most of an answer."""
 LONG, STALL_S = 0.5, 9.0
 """How many worlds are faulty for longer than any request may wait, which is about so long."""
@@ -189,7 +189,7 @@ def draw(seed: int) -> Plan:
     settings: dict[str, Any] = {
         "workers": rng.choice((1, 2, 2, 3)),
         "slots": rng.choice((1, 1, 2)),
-        "shadow": "int8" if shadow else "none",
+        "shadow": "fp16" if shadow else "none",
         "parallel": rng.choice((1, 2, 8)),
         "prefill_chunk": rng.choice((2, 256)),
         "kv_memory": rng.choice((0, 1 << 20)),
@@ -211,7 +211,7 @@ def draw(seed: int) -> Plan:
 
 
 def _fault(rng: random.Random, kinds: list[str], nodes: int) -> Fault:
-    at_s, for_s = rng.uniform(0.0, 0.25), rng.uniform(0.05, 4.0)
+    at_s, for_s = rng.uniform(0.0, 0.12), rng.uniform(0.05, 4.0)
     return Fault(at_s, rng.choice(kinds), rng.randrange(nodes), for_s, rng.randint(1, 5))
 
 
