@@ -57,6 +57,8 @@ class Task:
         self.waits = False
         self.woken = False
         self.queue: deque[Task] | None = None
+        self.holder: Callable[[], Task | None] | None = None
+        """Who has what this waits for, without a deadline."""
         self.ended = False
         self.joiners: deque[Task] = deque()
         self.thread: Any = None
@@ -200,6 +202,24 @@ class Baton:
             heapq.heappush(self._timers, (self.now + max(timeout, 0.0), next(self._numbers), me, me.wait_number))
         self._pass_on(me)
         return me.woken
+
+    def wait_for_holder(self, queue: deque[Task], holder: Callable[[], Task | None]) -> None:
+        """As `wait`, for what another task holds now. The world ends if that waits for the caller, by any others."""
+        me = self.current
+        if self.ending or me is None:
+            raise Killed
+        me.holder = holder
+        circle: list[Task] = []
+        following: Task | None = me
+        while following is not None and following not in circle:
+            circle.append(following)
+            following = following.holder() if following.holder is not None else None
+        if following is not None:
+            names = " -> ".join(f"{task.process.name}: {task.name}" for task in [*circle, following])
+            self.fail(Violation(f"threads wait for each other's locks: {names}"))
+            raise Killed
+        self.wait(queue, None)
+        me.holder = None
 
     def sleep(self, seconds: float) -> None:
         self.wait(None, seconds)

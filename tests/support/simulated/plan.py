@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from support.simulated.baton import Process
 from support.simulated.hosts import Host
 from support.simulated.world import World
 
@@ -194,6 +195,7 @@ def draw(seed: int) -> Plan:
         "prefill_chunk": rng.choice((2, 256)),
         "kv_memory": rng.choice((0, 1 << 20)),
         "audit": rng.choice((0.0, 0.2)),
+        "check_loads": rng.choice(("all", "auto", "none")),
     }
     settings["slots"] *= settings["workers"]
     if shadow and rng.random() < 0.5:
@@ -204,6 +206,8 @@ def draw(seed: int) -> Plan:
     faults = tuple(_fault(rng, kinds, nodes) for _ in range(rng.choice((0, 1, 1, 2, 3))))
     if not faults:  # the last one comes after a while in which nothing is sent but beats
         clients = (*clients[:-1], replace(clients[-1], at_s=clients[-1].at_s + 2.5))
+    if any(fault.kind == "disk damaged" for fault in faults):
+        settings["check_loads"] = "all"
     heals = max((fault.at_s + fault.for_s for fault in faults), default=0.0) + rng.uniform(0.5, 4.0)
     if rng.random() < LONG:
         heals += 3 * STALL_S
@@ -221,8 +225,9 @@ def _client(rng: random.Random) -> Client:
     return Client(rng.uniform(0.0, 0.1), rng.randrange(len(PROMPTS)), tokens, fate, rng.randint(0, tokens))
 
 
-def heal(world: World) -> None:
+def heal(world: World, faults: Process) -> None:
     """All faults end: what is dead or suspect is started anew, and everything passes."""
+    world.baton.kill(faults)
     for host in world.hosts:
         host.parts.__init__()  # type: ignore[misc]  # as it was made
         for way in host.address.ways:

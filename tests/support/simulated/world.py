@@ -63,8 +63,10 @@ class World:
         self.settings, self.made = settings, made
         self.main_process = Process("main")
         slots = int(settings.slots) if settings.slots_given else 1
-        self.workers = [Host(self.baton, "worker", n, slots, made) for n in range(settings.workers)]
-        self.shadow = Host(self.baton, "shadow", 0, 0, made) if settings.has_shadow else None
+        self.workers = [
+            Host(self.baton, "worker", n, slots, made, settings.check_loads) for n in range(settings.workers)
+        ]
+        self.shadow = Host(self.baton, "shadow", 0, 0, made, "none") if settings.has_shadow else None
         self.main: MainNode
         self.reconnector: Any = None
 
