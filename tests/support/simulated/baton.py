@@ -1,7 +1,8 @@
 """Threads of which one runs at a time, and time that jumps when all of them wait.
 
-Each task is a real thread with a lock of its own, its baton. Whoever is about to wait draws who goes on, by the seed,
-and releases that one's baton. So a seed decides the order of everything, and the same seed gives the same order.
+Each task is a greenlet: to start and to resume a thread in its place took most of a seed's time. Whoever is about to
+wait draws who goes on, by the seed. So a seed decides the order of everything, and the same seed gives the same order.
+What torch keeps for each thread (inference mode) is that of all tasks.
 """
 
 from __future__ import annotations
@@ -9,11 +10,13 @@ from __future__ import annotations
 import heapq
 import itertools
 import random
-import threading
 import traceback
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from typing import Any
+
+from greenlet import getcurrent, greenlet
 
 MOST_SWITCHES = 400_000
 """Of one world: more is a loop that never waits."""
@@ -47,18 +50,19 @@ class Task:
 
     def __init__(self, number: int, name: str, process: Process, run: Callable[[], object]) -> None:
         self.number, self.name, self.process, self.run = number, name, process, run
-        self.baton = threading.Lock()
-        self.baton.acquire()
+        self.greenlet: greenlet
+        """Where it goes on: its own, or a coroutine's that it has resumed."""
         self.wait_number = 0
         """Of the wait under way, so that an older timer of it is told apart."""
         self.waits = False
         self.woken = False
         self.queue: deque[Task] | None = None
-        self.ended = self.is_unwound = False
+        self.holder: Callable[[], Task | None] | None = None
+        """Who has what this waits for, without a deadline."""
+        self.ended = False
         self.joiners: deque[Task] = deque()
         self.thread: Any = None
         """What `current_thread` gives."""
-        self.real = threading.Thread(target=lambda: None, daemon=True)
 
 
 class Baton:
@@ -79,7 +83,7 @@ class Baton:
         self._numbers = itertools.count(1)
         self._ready: list[Task] = []
         self._timers: list[tuple[float, int, Task, int]] = []
-        self._over, self._unwound = threading.Semaphore(0), threading.Semaphore(0)
+        self._outside = getcurrent()
 
     # --- from outside ---------------------------------------------------------------------------------------------
 
@@ -96,9 +100,15 @@ class Baton:
                 self.fail(error)
             self.ending = True
 
+        self._outside = getcurrent()
         self.spawn("first", main, body)
-        self._pass_on(None)
-        self._over.acquire()
+        while not self.ending:
+            try:
+                following = self._draw()
+            except Violation as error:
+                self.fail(error)
+            else:
+                self._go_to(following)
         self._unwind()
         if self.violation is not None:
             raise self.violation
@@ -116,11 +126,8 @@ class Baton:
         """Every task is made to end, one at a time."""
         for task in self.tasks:
             if not task.ended:
-                self.current, task.is_unwound = task, True
-                task.baton.release()
-                self._unwound.acquire()
-        for task in self.tasks:
-            task.real.join(10)
+                self.current = task
+                task.greenlet.throw(Killed)
         self.tasks.clear()
         self.current = None
 
@@ -129,17 +136,15 @@ class Baton:
     def spawn(self, name: str, process: Process, run: Callable[[], object]) -> Task:
         """A new task, which goes on at some time."""
         task = Task(next(self._numbers), name, process, run)
-        task.real = threading.Thread(target=self._body, args=(task,), name=name, daemon=True)
+        task.greenlet = greenlet(partial(self._body, task), parent=self._outside)
         self.tasks.append(task)
-        task.real.start()
         self._make_ready(task)
         return task
 
     def _body(self, task: Task) -> None:
-        task.baton.acquire()
+        """Returns to `run`, or to `_unwind`."""
         try:
-            if not self.ending:
-                task.run()
+            task.run()
         except Killed:
             pass
         except Violation as error:
@@ -150,12 +155,9 @@ class Baton:
                 self.fail(Violation(f"thread {task.name} of {task.process.name} died of {error!r}\n{text}"))
         task.ended = True
         task.run = _nothing
-        if self.ending:
-            (self._unwound if task.is_unwound else self._over).release()
-            return
-        self.wake_all(task.joiners)
-        self.tasks.remove(task)
-        self._pass_on(None)
+        if not self.ending:
+            self.wake_all(task.joiners)
+            self.tasks.remove(task)
 
     def kill(self, process: Process) -> None:
         """None of its tasks goes on. The caller may be one of them, and then does not return."""
@@ -201,6 +203,24 @@ class Baton:
         self._pass_on(me)
         return me.woken
 
+    def wait_for_holder(self, queue: deque[Task], holder: Callable[[], Task | None]) -> None:
+        """As `wait`, for what another task holds now. The world ends if that waits for the caller, by any others."""
+        me = self.current
+        if self.ending or me is None:
+            raise Killed
+        me.holder = holder
+        circle: list[Task] = []
+        following: Task | None = me
+        while following is not None and following not in circle:
+            circle.append(following)
+            following = following.holder() if following.holder is not None else None
+        if following is not None:
+            names = " -> ".join(f"{task.process.name}: {task.name}" for task in [*circle, following])
+            self.fail(Violation(f"threads wait for each other's locks: {names}"))
+            raise Killed
+        self.wait(queue, None)
+        me.holder = None
+
     def sleep(self, seconds: float) -> None:
         self.wait(None, seconds)
 
@@ -231,25 +251,23 @@ class Baton:
 
     # --- who goes on ------------------------------------------------------------------------------------------------
 
-    def _pass_on(self, me: Task | None) -> None:
-        """Another goes on. Returns when `me` does; at once for None."""
-        following = None
+    def _pass_on(self, me: Task) -> None:
+        """Another goes on. Returns when `me` does."""
         try:
             following = self._draw()
         except Violation as error:
             self.fail(error)
-            if me is not None:
-                raise Killed from error
-            self._over.release()
-        if following is not None and following is not me:
-            self.current = following
-            following.baton.release()
-        if me is not None:
-            if following is not me:
-                me.baton.acquire()
+            raise Killed from error
+        if following is not me:
+            me.greenlet = getcurrent()
+            self._go_to(following)
             self.current = me
-            if self.ending:
-                raise Killed
+        if self.ending:
+            raise Killed
+
+    def _go_to(self, task: Task) -> None:
+        self.current = task
+        task.greenlet.switch()
 
     def _draw(self) -> Task:
         self.switches += 1

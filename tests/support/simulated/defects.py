@@ -65,6 +65,28 @@ def _overtakes(outbox: Any, messages: tuple[bytes, ...]) -> bool:
     return True
 
 
+def _counts_and_writes(outbox: Any, *messages: bytes, at_once: bool = True) -> bool:
+    with outbox._counting:
+        with outbox._writing:
+            if outbox._write is not None and at_once and len(messages) == 1 and not outbox._count:
+                outbox._write(messages[0])
+                return True
+        outbox._count += len(messages)
+        outbox._bytes += sum(map(len, messages))
+        for data in messages:
+            outbox._queue.put(data)
+    return True
+
+
+def _writes_and_counts(outbox: Any) -> Iterator[bytes]:
+    for data in iter(outbox._queue.get, None):
+        with outbox._writing:
+            yield data
+            with outbox._counting:
+                outbox._count -= 1
+                outbox._bytes -= len(data)
+
+
 def _backwards(original: Callable[..., Any]) -> Callable[..., Any]:
     def send(stream: Any, *messages: Any) -> None:
         original(stream, *reversed(messages))
@@ -138,6 +160,10 @@ DEFECTS: dict[str, Callable[[], list[Patch]]] = {
     "a short read is taken for a whole one": lambda: [(DiskLoader, "load", _reads_once)],
     "a cancelled load keeps its slot": lambda: [wrapped(WorkerSession, "_release", _keeps_cancelled_slots)],
     "a message overtakes those that wait": lambda: [(Outbox, "_put_at_once", _overtakes)],
+    "two locks are taken in either order": lambda: [
+        (Outbox, "put", _counts_and_writes),
+        (Outbox, "__iter__", _writes_and_counts),
+    ],
     "messages of one bundle are turned round": lambda: [wrapped(Stream, "send", _backwards)],
     "an idle stream does not beat": lambda: [(Stream, "_beat", lambda stream: None)],
     "nobody is told of a free place": lambda: [(Admission, "_leave", _leaves_quietly)],

@@ -26,6 +26,7 @@ from worker_node.node import Worker
 SEEK_S, BYTES_PER_S = 0.0005, 200e6
 CALL_S, LAYER_S = 0.0004, 0.0003
 FOREVER_S = 1e9
+SECTOR_BYTES = 512
 
 
 @dataclass
@@ -73,8 +74,18 @@ class Disks:
             return os.preadv(file, [buffers[0][: len(buffers[0]) // 2 & ~4095]], offset)
         got = os.preadv(file, buffers, offset)
         if fault == "damaged":
-            buffers[0][self._baton.random.randrange(min(got, 4096)) | 3] ^= 64  # the exponent of some number
+            self._damage(buffers[0], min(got, 4096))
         return got
+
+    def _damage(self, read: Any, size: int) -> None:
+        """The exponent of some number, which is enormous then, or the signs of a sector."""
+        random = self._baton.random
+        if random.random() < 0.5:
+            read[random.randrange(size) | 3] ^= 64
+            return
+        start = random.randrange(size // SECTOR_BYTES) * SECTOR_BYTES
+        for at in range(start + 3, start + SECTOR_BYTES, 4):
+            read[at] ^= 128
 
 
 class Answers:
@@ -177,7 +188,8 @@ class Host:
     number: int
     slots: int
     made: Made
-    checks: str = "all"
+    checks: str
+    """`check_loads`."""
     parts: Parts = field(default_factory=Parts)
     starts: int = 0
 

@@ -6,14 +6,17 @@ node can tell: who may write when, how a stream ends in order, is cut, refused, 
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 from scheduler.errors import LinkError, ODMoEError
-from support.simulated.baton import Baton, Process, Task
+from support.simulated.baton import Baton, Process, Task, Violation
 from wire.base import Channel, Handler, Node, Role
+from wire.messages import Message
 from wire.rpc.pulse import PULSE
 from wire.rpc.quiet_grpc import grpc
 from wire.rpc.stream import EDGES, Stream, metadata_of, status_of
@@ -134,6 +137,65 @@ class Address:
         return self.there, self.back
 
 
+class Order:
+    """Of the messages that a node has sent on a stream, seen from its end and from the main node's."""
+
+    def __init__(self, baton: Baton, channel: Channel) -> None:
+        self._baton, self._channel = baton, channel
+        self._steps = itertools.count()
+        self._sent: list[_Sent] = []
+        """And not yet received."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._channel, name)
+
+    def send(self, *messages: Message) -> None:
+        began = next(self._steps)
+        sent = [_Sent(_key(message), began) for message in messages]
+        self._sent += sent
+        self._channel.send(*messages)
+        ended = next(self._steps)
+        for one in sent:
+            one.ended = ended
+
+    def received(self, message: Message) -> None:
+        """The world ends if one is still to come whose sending had ended when this one's began."""
+        key = _key(message)
+        at = next((at for at, one in enumerate(self._sent) if one.key == key), None)
+        if at is None:
+            self._baton.fail(Violation(f"a message is received that was not sent, or once more: {key}"))
+            return
+        one = self._sent.pop(at)
+        before = next((other for other in self._sent[:at] if other.ended < one.began), None)
+        if before is not None:
+            self._baton.fail(Violation(f"a message has overtaken another: {key} came before {before.key}"))
+
+
+@dataclass
+class _Sent:
+    key: tuple[Any, ...]
+    began: int
+    ended: float = math.inf
+
+
+def _key(message: Message) -> tuple[Any, ...]:
+    return type(message).__name__, *(
+        value for name in message.__slots__ if isinstance(value := getattr(message, name), int | str)
+    )
+
+
+class _Watched:
+    """The main node's handler."""
+
+    def __init__(self, handler: Handler, order: Order) -> None:
+        self._handler, self._order = handler, order
+        self.on_close = handler.on_close
+
+    def on_message(self, message: Message) -> None:
+        self._order.received(message)
+        self._handler.on_message(message)
+
+
 class Call:
     """One stream between the main node's process and a node."""
 
@@ -145,6 +207,7 @@ class Call:
         edge = EDGES[address.role]
         self.stream = Stream(edge.to_node, edge.from_node, f"the {name}", self._cut_by_client, PULSE)
         self._edge = edge
+        self._order: Order | None = None
         self._accepted: deque[Task] = deque()
         self.refusal: Exception | None = None
         self.is_accepted = False
@@ -167,7 +230,8 @@ class Call:
     # --- the main node's side -----------------------------------------------------------------------------------
 
     def _read(self, handler: Handler) -> None:
-        self.stream.read(iter(self._back), handler)
+        assert self._order is not None
+        self.stream.read(iter(self._back), _Watched(handler, self._order))
         self._cut_by_client()
 
     def _write(self) -> None:
@@ -187,8 +251,9 @@ class Call:
         stream = Stream(
             edge.from_node, edge.to_node, "the client at ipv4:10.0.0.1", self._cut_by_server, PULSE, self._back.write
         )
+        self._order = Order(self._baton, stream)
         try:
-            handler = node.accept(self._address.tamper(stream))
+            handler = node.accept(self._address.tamper(self._order))
         except ODMoEError as error:
             self.refusal = error
             self._baton.wake_all(self._accepted)

@@ -7,13 +7,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from support.simulated.baton import Process
 from support.simulated.hosts import Host
 from support.simulated.world import World
 
 LAYERS, EXPERTS = 2, 4
 PROMPTS: tuple[tuple[int, ...], ...] = ((5, 17, 3), (40, 2, 2, 9, 33, 21, 7), (11,), (5, 17, 3, 22, 13, 50))
 """The last one goes on as the first one's answer may: prompts that share a beginning are kept."""
-TOKENS = 10
+TOKENS = 6
 """Most of an answer."""
 LONG, STALL_S = 0.5, 9.0
 """How many worlds are faulty for longer than any request may wait, which is about so long."""
@@ -189,11 +190,12 @@ def draw(seed: int) -> Plan:
     settings: dict[str, Any] = {
         "workers": rng.choice((1, 2, 2, 3)),
         "slots": rng.choice((1, 1, 2)),
-        "shadow": "int8" if shadow else "none",
+        "shadow": "fp16" if shadow else "none",
         "parallel": rng.choice((1, 2, 8)),
         "prefill_chunk": rng.choice((2, 256)),
         "kv_memory": rng.choice((0, 1 << 20)),
         "audit": rng.choice((0.0, 0.2)),
+        "check_loads": rng.choice(("all", "auto", "none")),
     }
     settings["slots"] *= settings["workers"]
     if shadow and rng.random() < 0.5:
@@ -204,6 +206,8 @@ def draw(seed: int) -> Plan:
     faults = tuple(_fault(rng, kinds, nodes) for _ in range(rng.choice((0, 1, 1, 2, 3))))
     if not faults:  # the last one comes after a while in which nothing is sent but beats
         clients = (*clients[:-1], replace(clients[-1], at_s=clients[-1].at_s + 2.5))
+    if any(fault.kind == "disk damaged" for fault in faults):
+        settings["check_loads"] = "all"
     heals = max((fault.at_s + fault.for_s for fault in faults), default=0.0) + rng.uniform(0.5, 4.0)
     if rng.random() < LONG:
         heals += 3 * STALL_S
@@ -211,7 +215,7 @@ def draw(seed: int) -> Plan:
 
 
 def _fault(rng: random.Random, kinds: list[str], nodes: int) -> Fault:
-    at_s, for_s = rng.uniform(0.0, 0.25), rng.uniform(0.05, 4.0)
+    at_s, for_s = rng.uniform(0.0, 0.12), rng.uniform(0.05, 4.0)
     return Fault(at_s, rng.choice(kinds), rng.randrange(nodes), for_s, rng.randint(1, 5))
 
 
@@ -221,8 +225,9 @@ def _client(rng: random.Random) -> Client:
     return Client(rng.uniform(0.0, 0.1), rng.randrange(len(PROMPTS)), tokens, fate, rng.randint(0, tokens))
 
 
-def heal(world: World) -> None:
+def heal(world: World, faults: Process) -> None:
     """All faults end: what is dead or suspect is started anew, and everything passes."""
+    world.baton.kill(faults)
     for host in world.hosts:
         host.parts.__init__()  # type: ignore[misc]  # as it was made
         for way in host.address.ways:

@@ -15,7 +15,7 @@ from odmoe.settings.settings import Settings
 from scheduler import types as t
 from scheduler.core.state import InconsistentStateError
 from scheduler.errors import NonFiniteError, ODMoEError, RequestCancelledError
-from support.simulated.baton import Task, Violation
+from support.simulated.baton import Process, Task, Violation
 from support.simulated.hosts import Host, Made
 from support.simulated.plan import FAULTS, PROMPTS, Client, Fault, Plan, Played, heal
 from support.simulated.world import ANSWER_S, PREDICTIONS_S, WORKER_S, Answered, World
@@ -40,9 +40,7 @@ class Referee:
     def __init__(self, plan: Plan, made: Made, model: str, answers: Mapping[int, Sequence[int]]) -> None:
         self.plan, self._answers = plan, answers
         fields = dict(plan.settings)
-        settings = Settings(
-            model=model, loader="disk", threads=1, worker_wait=WORKER_S, check_loads="all", queue=8, **fields
-        )
+        settings = Settings(model=model, loader="disk", threads=1, worker_wait=WORKER_S, queue=8, **fields)
         self.world = World(plan.seed, made, settings, plan.preempt)
         self._baton = self.world.baton
         self._progress = self._last_progress = 0.0
@@ -70,15 +68,16 @@ class Referee:
         assert outside is not None
         world.main.engine.add_observer(self)
         tasks = [self._spawn_client(f"client {number}", one) for number, one in enumerate(plan.clients)]
+        faults = Process("faults")
         for fault in plan.faults:
-            baton.spawn(fault.kind, outside.process, partial(self._act, fault))
+            baton.spawn(fault.kind, faults, partial(self._act, fault))
         for host in world.hosts:
             baton.spawn("supervisor", outside.process, partial(self._supervise, host))
         self._await(tasks, baton.now + plan.heals_s)
         lost = world.main.engine.peers.lost
         if plan.is_harmless and lost:
             raise Violation(f"{', '.join(lost)} was lost, though nothing was wrong: {self._why_lost()}")
-        heal(world)
+        heal(world, faults)
         self._await(tasks)
         if HANDLER_FAILED in (why := self._why_lost()):
             raise Violation(f"a node's own code failed at a message: {why}")

@@ -22,6 +22,7 @@ from transformers.utils import logging as transformers_logging
 
 from checkpoint.expert import ExpertArithmetic
 from checkpoint.kernels import linear_of
+from checkpoint.store import ExpertStore
 from odmoe.stores import prepare_store
 from shadow_node.model import ShadowModel
 from support.simulated.baton import Violation
@@ -29,6 +30,9 @@ from support.simulated.defects import DEFECTS, planted
 from support.simulated.hosts import Made
 from support.simulated.plan import EXPERTS, LAYERS, PROMPTS, TOKENS, Played, draw
 from support.simulated.referee import Referee
+
+NOISE = 0.05
+"""Of the shadow's weights, whose spread is 0.3."""
 
 
 class Stage:
@@ -48,13 +52,14 @@ class Stage:
             num_local_experts=EXPERTS,
             num_experts_per_tok=2,
             max_position_embeddings=64,
+            initializer_range=0.3,  # an expert's output decides tokens: a wrong one shows
         )
         with torch.random.fork_rng():
             torch.manual_seed(0)
             MixtralForCausalLM(config).save_pretrained(self._model)
         store = prepare_store(self._model, str(folder / "store"), "float32")
         arithmetic = ExpertArithmetic(store.manifest.config, store.manifest.dtype, linear_of("exact"))
-        self._made = Made(store, arithmetic, ShadowModel(store, "int8"))
+        self._made = Made(store, arithmetic, _shadow(store))
         self.answers = {number: self._answer(list(prompt)) for number, prompt in enumerate(PROMPTS)}
         self._played = 0
 
@@ -72,6 +77,15 @@ class Stage:
         if self._played % 100 == 0:
             gc.collect()
         return Referee(draw(seed), self._made, self._model, self.answers).play()
+
+
+def _shadow(store: ExpertStore) -> ShadowModel:
+    """It predicts wrongly at times: its dense weights are not quite the model's. Quantised, they would be slower."""
+    shadow, random = ShadowModel(store, "fp16"), torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for weight in shadow.dense.parameters():
+            weight += NOISE * torch.randn(weight.shape, generator=random).to(weight.dtype)
+    return shadow
 
 
 @dataclass(frozen=True)

@@ -24,9 +24,11 @@ class Lock:
         if self._owner is not None:
             if not blocking:
                 return False
-            end = None if timeout < 0 else baton.now + timeout
+            end = baton.now + timeout
             while self._owner is not None:
-                if not baton.wait(self._waiting, None if end is None else end - baton.now) and end is not None:
+                if timeout < 0:
+                    baton.wait_for_holder(self._waiting, self._holder)
+                elif not baton.wait(self._waiting, end - baton.now):
                     return False
         self._owner = baton.current
         return True
@@ -36,6 +38,9 @@ class Lock:
             raise RuntimeError("release of a lock that nobody holds")
         self._owner = None
         self._baton.wake(self._waiting)
+
+    def _holder(self) -> Task | None:
+        return self._owner
 
     def locked(self) -> bool:
         return self._owner is not None
@@ -204,8 +209,13 @@ class Thread:
         self._task.thread = self
 
     def join(self, timeout: float | None = None) -> None:
-        if self._task is not None and not self._task.ended:
-            self._baton.wait(self._task.joiners, timeout)
+        task = self._task
+        if task is None or task.ended:
+            return
+        if timeout is None:
+            self._baton.wait_for_holder(task.joiners, lambda: task)
+        else:
+            self._baton.wait(task.joiners, timeout)
 
     def is_alive(self) -> bool:
         return self._task is not None and not self._task.ended

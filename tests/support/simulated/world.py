@@ -63,8 +63,10 @@ class World:
         self.settings, self.made = settings, made
         self.main_process = Process("main")
         slots = int(settings.slots) if settings.slots_given else 1
-        self.workers = [Host(self.baton, "worker", n, slots, made) for n in range(settings.workers)]
-        self.shadow = Host(self.baton, "shadow", 0, 0, made) if settings.has_shadow else None
+        self.workers = [
+            Host(self.baton, "worker", n, slots, made, settings.check_loads) for n in range(settings.workers)
+        ]
+        self.shadow = Host(self.baton, "shadow", 0, 0, made, "none") if settings.has_shadow else None
         self.main: MainNode
         self.reconnector: Any = None
 
@@ -123,6 +125,7 @@ def _installed(baton: Baton) -> Iterator[None]:
         return copy.deepcopy(_dense(path.parent, dtype))
 
     with ExitStack() as at_end:
+        at_end.enter_context(torch.inference_mode())
         at_end.enter_context(wire.runtime.install(SimulatedRuntime(baton)))
         patches: dict[str, Any] = {
             "worker_node.loaders.disk.os": Disks(baton, parts_of),
