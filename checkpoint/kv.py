@@ -224,19 +224,17 @@ def take_over(cache: Any, start: int, sent: list[torch.Tensor]) -> int:
 
 
 def _write(places: list[torch.Tensor], sent: list[torch.Tensor]) -> None:
-    """Tensors of another device than the cache's come there in one copy."""
-    used = [(place, tensor) for place, tensor in zip(places, sent, strict=True) if tensor.numel()]
-    if not used:
-        return
-    device = used[0][0].device
-    tensors = [tensor for _, tensor in used]
-    if device.type != "cpu":
-        tensors = list(to_device(device, *tensors))
-    elif not all(tensor.is_cpu for tensor in tensors):
-        tensors = list(to_host(*tensors))
-    with torch.inference_mode():
-        for (place, _), tensor in zip(used, tensors, strict=True):
-            place.copy_(tensor)
+    """Tensors of another device than the cache's come there in one copy, for each of the cache's devices."""
+    by_device: dict[torch.device, list[tuple[torch.Tensor, torch.Tensor]]] = {}
+    for place, tensor in zip(places, sent, strict=True):
+        if tensor.numel():
+            by_device.setdefault(place.device, []).append((place, tensor))
+    for device, used in by_device.items():
+        tensors = [tensor for _, tensor in used]
+        arrived = to_host(*tensors) if device.type == "cpu" else to_device(device, *tensors)
+        with torch.inference_mode():
+            for (place, _), tensor in zip(used, arrived, strict=True):
+                place.copy_(tensor)
 
 
 def states_held(cache: Any) -> bool:

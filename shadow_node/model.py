@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+import math
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -11,7 +13,7 @@ from checkpoint import family
 from checkpoint.coroutine import Coroutine, in_coroutine, suspend
 from checkpoint.dense import dispatch_experts, load_dense
 from checkpoint.devices.inference import inference
-from checkpoint.devices.streams import new_stream
+from checkpoint.devices.streams import new_stream, on_stream
 from checkpoint.devices.transfer import to_host, token_ids
 from checkpoint.generation.rotary import Rotary
 from checkpoint.native.parameters import ExpertParameters
@@ -19,6 +21,7 @@ from checkpoint.sizes.message_limits import message_limits
 from checkpoint.store import ExpertStore
 from checkpoint.tensors import return_freed_memory
 from scheduler.errors import LaunchError
+from shadow_node.layer_devices import LayerDevices
 from shadow_node.quantise import ShadowExperts, check_scheme, compute_dtype, module_bytes, quantise_model
 
 FREED_BYTES = 64 << 20
@@ -49,7 +52,8 @@ class Gate(NamedTuple):
 class ShadowModel:
     """`scheme` is fp16, int8 or nf4. While quantising, one expert at a time is in memory at full precision.
 
-    Raises LaunchError where the device has no room for it.
+    `device`: one, or several of a kind (`cuda:0,cuda:1`) over which its layers are cut. Raises LaunchError where they
+    have no room for it.
     """
 
     def __init__(
@@ -60,7 +64,9 @@ class ShadowModel:
         self.limits = message_limits(store)
         self.device = device
         self.on_routed: Routed | None = None
-        self.dense = load_dense(store.dense, store.manifest.config, compute_dtype(scheme, device))
+        devices = [torch.device(name) for name in device.split(",")]
+        self.dense = load_dense(store.dense, store.manifest.config, compute_dtype(scheme, devices[0]))
+        self._placed = LayerDevices(self.dense, devices, scheme, _expert_elements(store))
         self.experts: dict[int, ShadowExperts] = {}
         try:
             self._quantise(store, progress)
@@ -72,17 +78,16 @@ class ShadowModel:
             ) from error
         Rotary(self.dense)
         dispatch_experts(self.dense, self._experts_of)
-        self.stream = new_stream(torch.device(device))
-        """Its own, so that a main model on the same device need not wait for it, nor it for that."""
-        if self.stream is not None:
-            torch.accelerator.synchronize(self.stream.device)  # the weights were made on another one
+        self._streams = [stream for stream in map(new_stream, reversed(devices)) if stream is not None]
+        for stream in self._streams:
+            torch.accelerator.synchronize(stream.device)  # the weights were made on another one
 
     def _quantise(self, store: ExpertStore, progress: Callable[[int, int], None] | None) -> None:
-        quantise_model(self.dense, self.scheme, self.device)
+        quantise_model(self.dense, self.scheme, self._placed.of)
         return_freed_memory()
         modules = family.experts_modules(self.dense)
-        for done, (layer, (_, module)) in enumerate(modules.items()):
-            experts = ShadowExperts(module, self.scheme, self.device)
+        for done, (layer, (name, module)) in enumerate(modules.items()):
+            experts = ShadowExperts(module, self.scheme, self._placed.of(name))
             self.experts[layer] = self._quantise_layer(store, layer, experts)
             if progress:
                 progress(done + 1, len(modules))
@@ -115,6 +120,15 @@ class ShadowModel:
 
         return experts
 
+    @contextlib.contextmanager
+    def on_streams(self) -> Iterator[None]:
+        """The calling thread's work is done on streams of the shadow's own, so that a main model on the same device
+        need not wait for it, nor it for that."""
+        with contextlib.ExitStack() as stack:
+            for stream in self._streams:  # the first device's last: it is the current device then
+                stack.enter_context(on_stream(stream))
+            yield
+
     def new_cache(self) -> Any:
         return family.new_cache(self.dense.config)
 
@@ -138,7 +152,7 @@ class ShadowModel:
         return list(output.split([len(gate.hidden) for gate in gates]))
 
     def _forward(self, tokens: list[int], cache: Any) -> int:
-        ids = token_ids(tokens, torch.device(self.device))
+        ids = token_ids(tokens, self._placed.devices[0])
         out = self.dense(input_ids=ids, past_key_values=cache, use_cache=True, logits_to_keep=1)
         return int(to_host(out.logits[0, -1].float().argmax())[0])
 
@@ -151,3 +165,12 @@ class ShadowModel:
     def device_bytes(self) -> int:
         """Bytes of all weights, from the tensors."""
         return module_bytes([self.dense, *self.experts.values()])
+
+
+def _expert_elements(store: ExpertStore) -> dict[int, int]:
+    """Of all experts of each layer."""
+    manifest = store.manifest
+    return {
+        layer: len(spec.blobs) * sum(math.prod(tensor.shape) for tensor in manifest.restored_layout(layer).tensors)
+        for layer, spec in manifest.layers.items()
+    }

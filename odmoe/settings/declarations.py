@@ -14,6 +14,7 @@ from odmoe.settings.table import Count, Number, again, count, flag, one_of, sett
 from odmoe.settings.units import (
     AUDIT,
     DEVICE,
+    DEVICES,
     DRAFTS,
     MEMORY,
     SIZE,
@@ -23,6 +24,7 @@ from odmoe.settings.units import (
     Bytes,
     BytesOrNone,
     Device,
+    Devices,
     Drafts,
     Memory,
     Slots,
@@ -336,12 +338,12 @@ class Declarations(SystemSettings):
         fixed="running",
         verify=True,
     )
-    shadow_device: Device | None = setting(
+    shadow_device: Devices | None = setting(
         None,
-        DEVICE,
-        "Device of the shadow (default: --device)",
+        DEVICES,
+        "Device of the shadow, or several that share its layers (default: --device)",
         heading="Cluster",
-        metavar="DEVICE",
+        metavar="DEVICE[,DEVICE...]",
         fixed="running",
         verify=True,
     )

@@ -107,6 +107,7 @@ class PlanKeywords(TypedDict, total=False):
     shadow: str
     recall: float | None
     worker_memory: Size | None
+    shadow_memory: str | None
     slots: int | None
     prefill: str
 

@@ -62,6 +62,8 @@ class Hardware:
     worker: float = 1.0
     shadow: float = 1.0
     messages: float = 1.0
+    shadow_bytes: tuple[int, ...] = ()
+    """Memory of each device that shares the shadow's layers; none: as much as it needs."""
 
     def slots(self, model: ModelSize) -> int:
         """How many experts fit on a worker. Raises DoesNotFitError if not even one does."""

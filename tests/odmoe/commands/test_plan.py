@@ -280,9 +280,18 @@ def test_a_planned_shadow_is_as_large_as_a_real_one(
     assert memory(setup, 1, rest_bytes=4)["shadow"] == pytest.approx(real, rel=off)
 
 
+@pytest.mark.usefixtures("no_changes")
+def test_the_papers_shadow_fits_on_two_devices_of_24_gb(planned: Callable[..., dict[str, Any]]) -> None:
+    """OD-MoE 4.1: two RTX 3090."""
+    found = planned("-m", MIXTRAL, "--shadow-memory", "24GB,24GB")
+    assert sum(found["shadow_bytes"]) == pytest.approx(found["memory_bytes"]["shadow"], abs=64)
+    assert max(found["shadow_bytes"]) < 24e9
+
+
 @pytest.mark.parametrize(
     ("flags", "says"),
     [
+        (("--shadow-memory", "24GB,"), "--shadow-memory is '24GB,'; allowed: a size such as 1GB"),
         (("--workers", "0"), "--workers is 0; allowed: 1, 2"),
         (("--workers", "1000000000"), "--workers is 1000000000; allowed: 1, 2, ... 256"),
         (("--slots", "1000000000"), "--slots is 1000000000; allowed: 1, 2, ... 65536"),
@@ -314,6 +323,7 @@ def test_what_cannot_be_is_one_line(cli: CommandLine, flags: tuple[str, ...], sa
 @pytest.mark.parametrize(
     ("flags", "says"),
     [
+        (("--shadow-memory", "24GB"), "but the int8 shadow of mixtral-8x7b (mixtral, float32) takes 47.50 GB"),
         (("--worker-memory", "500MB"), "one expert of mixtral-8x7b (mixtral, float32) takes 728.8 MB"),
         (
             ("--worker-memory", "1GB", "--slots", "2"),
