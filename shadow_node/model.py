@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -13,7 +12,7 @@ from checkpoint import family
 from checkpoint.coroutine import Coroutine, in_coroutine, suspend
 from checkpoint.dense import dispatch_experts, load_dense
 from checkpoint.devices.inference import inference
-from checkpoint.devices.streams import new_stream, on_stream
+from checkpoint.devices.streams import new_stream
 from checkpoint.devices.transfer import to_host, token_ids
 from checkpoint.generation.rotary import Rotary
 from checkpoint.native.parameters import ExpertParameters
@@ -78,8 +77,9 @@ class ShadowModel:
             ) from error
         Rotary(self.dense)
         dispatch_experts(self.dense, self._experts_of)
-        self._streams = [stream for stream in map(new_stream, reversed(devices)) if stream is not None]
-        for stream in self._streams:
+        self.streams = [stream for stream in map(new_stream, devices) if stream is not None]
+        """Its own, so that a main model on the same devices need not wait for it, nor it for that."""
+        for stream in self.streams:
             torch.accelerator.synchronize(stream.device)  # the weights were made on another one
 
     def _quantise(self, store: ExpertStore, progress: Callable[[int, int], None] | None) -> None:
@@ -119,15 +119,6 @@ class ShadowModel:
             return self.experts[layer].forward(hidden, chosen, weights)
 
         return experts
-
-    @contextlib.contextmanager
-    def on_streams(self) -> Iterator[None]:
-        """The calling thread's work is done on streams of the shadow's own, so that a main model on the same device
-        need not wait for it, nor it for that."""
-        with contextlib.ExitStack() as stack:
-            for stream in self._streams:  # the first device's last: it is the current device then
-                stack.enter_context(on_stream(stream))
-            yield
 
     def new_cache(self) -> Any:
         return family.new_cache(self.dense.config)

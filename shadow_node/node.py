@@ -7,6 +7,7 @@ import os
 
 from checkpoint.devices.inference import inference
 from checkpoint.devices.names import accelerator_name
+from checkpoint.devices.streams import on_streams
 from scheduler.errors import LinkError, ProtocolError
 from shadow_node.followed import Followed
 from shadow_node.model import ShadowModel
@@ -160,7 +161,7 @@ class _Session(Session):
     def _work(self) -> None:
         """Run passes while any may run."""
         try:
-            with inference(), self._shadow.model.on_streams():
+            with inference(), on_streams(self._shadow.model.streams):
                 self.take()
                 while not self.over and self._passes.advance():
                     self.take()

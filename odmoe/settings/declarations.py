@@ -50,6 +50,11 @@ CUDA = "cuda"
 """The loader onto a GPU, and torch's name of the GPU's type."""
 
 
+def _period(default: int | None, about: str) -> Any:
+    """A number of tokens between two alignments."""
+    return setting(default, "0 (never), 1, 2, ...", about, heading="Prediction", ge=0, fixed="running", verify=True)
+
+
 class Declarations(SystemSettings):
     """The fields of `odmoe.settings.settings.Settings`, which checks them together. The preset chooses those that are
     not given. Raises ConfigError."""
@@ -230,24 +235,8 @@ class Declarations(SystemSettings):
     shadow: str = one_of(
         "int8", SHADOWS, "Precision of the shadow model", heading="Prediction", fixed="running", verify=True
     )
-    align_token: Count = setting(
-        1,
-        "0 (never), 1, 2, ...",
-        "Align the shadow's token every N tokens; 0: never",
-        heading="Prediction",
-        ge=0,
-        fixed="running",
-        verify=True,
-    )
-    align_kv: Count = setting(
-        1,
-        "0 (never), 1, 2, ...",
-        "Align the shadow's KV cache every N tokens; 0: never",
-        heading="Prediction",
-        ge=0,
-        fixed="running",
-        verify=True,
-    )
+    align_token: Count = _period(1, "Align the shadow's token every N tokens; 0: never")
+    align_kv: Count = _period(1, "Align the shadow's KV cache every N tokens; 0: never")
     align_kv_rows: str = one_of(
         ALL_ROWS,
         (ALL_ROWS, NEWEST_ROWS),
@@ -255,6 +244,9 @@ class Declarations(SystemSettings):
         heading="Prediction",
         fixed="running",
         verify=True,
+    )
+    align_states: Count | None = _period(
+        None, "Align states of recurrent layers every N tokens; 0: never (default: at most 1 MiB a token over a link)"
     )
     draft: Drafts = setting(
         0,

@@ -57,6 +57,7 @@ class LoadKeywords(PolicyKeywords, total=False):
     align_token: int
     align_kv: int
     align_kv_rows: str
+    align_states: int | None
     draft: int | Literal["auto"]
     draft_from: str
     token_predictor: File | None
@@ -138,6 +139,7 @@ class SimulateKeywords(PolicyKeywords, total=False):
     align_token: int
     align_kv: int
     align_kv_rows: str
+    align_states: int | None
     slots: int | Literal["auto"]
     mini_batch: int | None
     trace: File | None

@@ -116,10 +116,12 @@ def _seats(plan: Estimate) -> str:
 def _slow_alignment(plan: Estimate) -> list[str]:
     """That the link, rather than anything else, bounds the speed."""
     model = plan.setup.model
-    takes = alignment_s(plan.profile)
+    takes = alignment_s(plan.profile, plan.setup.policy.alignment)
     if plan.setup.policy.shadow == "none" or takes * plan.tokens_per_s < 1 - _NOTHING:
         return []
-    state = f", {megabytes(model.state * model.item_bytes)} of them states that do not grow" if model.state else ""
+    states = model.state * model.item_bytes
+    every = plan.setup.policy.alignment.states_every(states)
+    state = f", with its share of {megabytes(states)} of states every {every} tokens" if states else ""
     return [
         f"The link bounds it: what a token's alignment sends to the shadow{state}, takes {_ms(takes)}, and predictions "
         "are not as good without"
