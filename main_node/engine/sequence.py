@@ -67,13 +67,12 @@ class Sequence:
     def take_turn(self, command: t.Align, policy: Alignment, travels: bool) -> bool:
         """Whether states go with the command's rows: the first time, then as the policy says if they travel to another
         process."""
+        if not command.kv_start:
+            self._states_sent = None
         if not self._resting or command.kv_start == command.kv_stop:
             return False
-        period = policy.states_every(kv.state_bytes(self._shown) if travels else 0)
-        sent = self._states_sent if command.kv_start else None
-        if not period:
-            return False
-        due = sent is None or command.step - sent >= period
+        period, sent = policy.states_every(kv.state_bytes(self._shown) if travels else 0), self._states_sent
+        due = period > 0 and (sent is None or command.step - sent >= period)
         self._states_sent = command.step if due else sent
         return due
 
