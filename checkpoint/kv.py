@@ -7,7 +7,7 @@ token (keys, values, an indexer's keys), then each layer's states (of convolutio
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -158,8 +158,8 @@ class CachePiece:
         yield from pieces
 
 
-def take(cache: Any, start: int, stop: int, resting: bool = True) -> CachePiece:
-    """The rows of positions [start, stop) and the states at `stop`; nothing if start == stop.
+def take(cache: Any, start: int, stop: int, resting: bool = True, states: bool = True) -> CachePiece:
+    """The rows of positions [start, stop) and, with `states`, the states at `stop`; nothing if start == stop.
 
     `resting` means between passes. During a pass a layer may already be a token ahead, so only tensors that never drop
     rows are taken. States are copied, since later passes overwrite them.
@@ -170,7 +170,7 @@ def take(cache: Any, start: int, stop: int, resting: bool = True) -> CachePiece:
     for kept in _growing(cache):
         held = kept.between(start if kept.whole or resting else stop, stop)
         rows.append(Growing(held, kept.axis, stop - held.shape[kept.axis], kept.whole))
-    return CachePiece(start, stop, rows, [state.clone() for state in _states(cache)] if resting else [])
+    return CachePiece(start, stop, rows, [state.clone() for state in _states(cache)] if resting and states else [])
 
 
 def put(cache: Any, start: int, sent: list[torch.Tensor]) -> int:
@@ -197,7 +197,7 @@ def put(cache: Any, start: int, sent: list[torch.Tensor]) -> int:
 
 def take_over(cache: Any, start: int, sent: list[torch.Tensor]) -> int:
     """As `put`, but between two layers of a pass, which has moved windows on in some layers: of these, the rows that
-    are left are written. A cache with states takes none over, see `states_held`.
+    are left are written. A cache takes no states over, see `has_states`.
 
     Raises ProtocolError, with nothing written, if the tensors do not fit this cache.
     """
@@ -224,24 +224,27 @@ def take_over(cache: Any, start: int, sent: list[torch.Tensor]) -> int:
 
 
 def _write(places: list[torch.Tensor], sent: list[torch.Tensor]) -> None:
-    """Tensors of another device than the cache's come there in one copy."""
-    used = [(place, tensor) for place, tensor in zip(places, sent, strict=True) if tensor.numel()]
-    if not used:
-        return
-    device = used[0][0].device
-    tensors = [tensor for _, tensor in used]
-    if device.type != "cpu":
-        tensors = list(to_device(device, *tensors))
-    elif not all(tensor.is_cpu for tensor in tensors):
-        tensors = list(to_host(*tensors))
-    with torch.inference_mode():
-        for (place, _), tensor in zip(used, tensors, strict=True):
-            place.copy_(tensor)
+    """Tensors of another device than the cache's come there in one copy, for each of the cache's devices."""
+    by_device: dict[torch.device, list[tuple[torch.Tensor, torch.Tensor]]] = {}
+    for place, tensor in zip(places, sent, strict=True):
+        if tensor.numel():
+            by_device.setdefault(place.device, []).append((place, tensor))
+    for device, used in by_device.items():
+        tensors = [tensor for _, tensor in used]
+        arrived = to_host(*tensors) if device.type == "cpu" else to_device(device, *tensors)
+        with torch.inference_mode():
+            for (place, _), tensor in zip(used, arrived, strict=True):
+                place.copy_(tensor)
 
 
-def states_held(cache: Any) -> bool:
-    """Whether the cache has states, which are of one position only."""
-    return bool(_states(cache))
+def has_states(cache: Any, sent: Iterable[Any]) -> bool:
+    """Whether there are states, which are of one position only, among the tensors that were sent for this cache."""
+    return any(tensor.shape != (0,) for tensor in list(sent)[len(_growing(cache)) :])
+
+
+def state_bytes(cache: Any) -> int:
+    """Bytes of all states."""
+    return sum(state.nbytes for state in _states(cache))
 
 
 @dataclass(frozen=True, slots=True)

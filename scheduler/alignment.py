@@ -14,6 +14,10 @@ ALL_ROWS, NEWEST_ROWS = "all", "newest"
 """What a KV alignment brings: every row that the shadow has not had, or those of the newest pass alone, as OD-MoE has
 it (4.2: "all KV cache corresponding to the newly generated token"). Rows of passes before then stay the shadow's."""
 
+STATE_BYTES = 1 << 20
+"""Assumed: what a token may take of the link to the shadow for states of recurrent layers, 8 ms at 1 Gbit/s. They are
+as large after one token as after many, 78 MB in Qwen3-Next-80B."""
+
 _AHEAD = {AT_ONCE: 1, LATE: 0}
 """Departure -> due alignments that a pass may be ahead of. A pass ahead of a second one would surely be run again."""
 
@@ -25,9 +29,12 @@ class Alignment:
     token_period: int = 1
     kv_period: int = 1
     kv_rows: str = ALL_ROWS
+    state_period: int | None = None
+    """Passes after which the states of recurrent layers go with the KV rows again. None: see `states_every`."""
 
     def __post_init__(self) -> None:
-        for name, value in (("--align-token", self.token_period), ("--align-kv", self.kv_period)):
+        periods = {"token": self.token_period, "kv": self.kv_period, "states": self.state_period or 0}
+        for name, value in ((f"--align-{kind}", period) for kind, period in periods.items()):
             if value < 0:
                 raise ConfigError(f"{name} is {value}; allowed: 0 (never), 1 (every token), 2, 3, ...")
         if self.kv_rows not in (ALL_ROWS, NEWEST_ROWS):
@@ -40,6 +47,11 @@ class Alignment:
     def kv_due(self, step: int) -> bool:
         """Are the main model's KV rows brought over before decode pass `step`?"""
         return self.kv_period > 0 and step % self.kv_period == 0
+
+    def states_every(self, nbytes: int) -> int:
+        """The period of states of so many bytes over a link: as given, or as often as `STATE_BYTES` a token allow.
+        Between them the shadow goes on from its own."""
+        return self.state_period if self.state_period is not None else max(1, -(-nbytes // STATE_BYTES))
 
     @property
     def ever(self) -> bool:

@@ -12,8 +12,8 @@ are three cases:
 - The token is the same, without KV rows: the pass stands.
 
 Drafting, at either departure: the shadow runs as many passes ahead as the main model asks for. A block is aligned once,
-after it. KV rows are taken over, in flight or at rest, and no pass is repeated for them, since drafts must come soon. A
-cache with states goes back, though: they are of one position only. An alignment that asks for no more drafts is as any
+after it. KV rows are taken over, in flight or at rest, and no pass is repeated for them, since drafts must come soon.
+For states it goes back, though: they are of one position only. An alignment that asks for no more drafts is as any
 other, and the passes that are ahead by then stand or are repeated as above.
 """
 
@@ -95,13 +95,13 @@ class ShadowSchedule:
         step: int,
         other_token: bool,
         rows: bool,
-        stateful: bool = False,
+        states: bool = False,
         drafts: int = 0,
         first_other: int | None = None,
     ) -> Rewind:
         """The alignment of pass `step` has come. `other_token`: the pass has read another token than the main model's.
-        `rows`: there are KV rows. `stateful`: a pass in flight cannot take them over. `drafts`: see the attribute.
-        `first_other`: after a block, the first pass that has read another token, if that is not `step`."""
+        `rows`: there are KV rows. `states`: with states, which a pass in flight cannot take over. `drafts`: see the
+        attribute. `first_other`: after a block, the first pass that has read another token, if that is not `step`."""
         if step >= self.announced:
             self.announced, self.drafts = step, drafts
         if first_other is None and other_token:
@@ -110,9 +110,9 @@ class ShadowSchedule:
             return self._back(first_other, again=False)
         if not rows or not self.has_begun(step):
             return Rewind.NONE
-        if stateful and step == self.step:
+        if states and step == self.step:
             return self._back(step, again=False)
-        if self.drafts and not stateful:
+        if self.drafts and not states:
             return Rewind.TAKE_OVER
         if step == self.step:
             self._rows_arrived = True

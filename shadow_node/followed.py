@@ -75,10 +75,11 @@ class Followed:
         if gave_up and self._first_run is not None:  # a repetition: the first run stands
             kv.go_to(self.cache, self._first_run)
             self._first_run = None
-        rows = any(part.kv for part in self._parts.get(step, []))
+        parts = [part.kv for part in self._parts.get(step, []) if part.kv]
+        states = any(kv.has_states(self.cache, tensors) for tensors in parts)
         in_blocks = bool(course.drafts or message.drafts)
         other = self._take_tokens(message)
-        turn = course.on_aligned(step, other is not None, rows, kv.states_held(self.cache), message.drafts, other)
+        turn = course.on_aligned(step, other is not None, bool(parts), states, message.drafts, other)
         self.tokens.drafting |= message.drafts > 0
         if turn == Rewind.BACK:
             self._go_back()

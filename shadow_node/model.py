@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -19,6 +20,7 @@ from checkpoint.sizes.message_limits import message_limits
 from checkpoint.store import ExpertStore
 from checkpoint.tensors import return_freed_memory
 from scheduler.errors import LaunchError, NotHeldError
+from shadow_node.layer_devices import LayerDevices
 from shadow_node.quantise import ShadowExperts, check_scheme, compute_dtype, module_bytes, quantise_model
 
 FREED_BYTES = 64 << 20
@@ -49,7 +51,8 @@ class Gate(NamedTuple):
 class ShadowModel:
     """`scheme` is fp16, int8 or nf4. While quantising, one expert at a time is in memory at full precision.
 
-    Raises LaunchError where the device has no room for it, NotHeldError for a part of a store.
+    `device`: one, or several of a kind (`cuda:0,cuda:1`) over which its layers are cut. Raises LaunchError where they
+    have no room for it, NotHeldError for a part of a store.
     """
 
     def __init__(
@@ -65,7 +68,9 @@ class ShadowModel:
         self.limits = message_limits(store)
         self.device = device
         self.on_routed: Routed | None = None
-        self.dense = load_dense(store.dense, store.manifest.config, compute_dtype(scheme, device))
+        devices = [torch.device(name) for name in device.split(",")]
+        self.dense = load_dense(store.dense, store.manifest.config, compute_dtype(scheme, devices[0]))
+        self._placed = LayerDevices(self.dense, devices, scheme, _expert_elements(store))
         self.experts: dict[int, ShadowExperts] = {}
         try:
             self._quantise(store, progress)
@@ -77,17 +82,17 @@ class ShadowModel:
             ) from error
         Rotary(self.dense)
         dispatch_experts(self.dense, self._experts_of)
-        self.stream = new_stream(torch.device(device))
-        """Its own, so that a main model on the same device need not wait for it, nor it for that."""
-        if self.stream is not None:
-            torch.accelerator.synchronize(self.stream.device)  # the weights were made on another one
+        self.streams = [stream for stream in map(new_stream, devices) if stream is not None]
+        """Its own, so that a main model on the same devices need not wait for it, nor it for that."""
+        for stream in self.streams:
+            torch.accelerator.synchronize(stream.device)  # the weights were made on another one
 
     def _quantise(self, store: ExpertStore, progress: Callable[[int, int], None] | None) -> None:
-        quantise_model(self.dense, self.scheme, self.device)
+        quantise_model(self.dense, self.scheme, self._placed.of)
         return_freed_memory()
         modules = family.experts_modules(self.dense)
-        for done, (layer, (_, module)) in enumerate(modules.items()):
-            experts = ShadowExperts(module, self.scheme, self.device)
+        for done, (layer, (name, module)) in enumerate(modules.items()):
+            experts = ShadowExperts(module, self.scheme, self._placed.of(name))
             self.experts[layer] = self._quantise_layer(store, layer, experts)
             if progress:
                 progress(done + 1, len(modules))
@@ -143,7 +148,7 @@ class ShadowModel:
         return list(output.split([len(gate.hidden) for gate in gates]))
 
     def _forward(self, tokens: list[int], cache: Any) -> int:
-        ids = token_ids(tokens, torch.device(self.device))
+        ids = token_ids(tokens, self._placed.devices[0])
         out = self.dense(input_ids=ids, past_key_values=cache, use_cache=True, logits_to_keep=1)
         return int(to_host(out.logits[0, -1].float().argmax())[0])
 
@@ -156,3 +161,12 @@ class ShadowModel:
     def device_bytes(self) -> int:
         """Bytes of all weights, from the tensors."""
         return module_bytes([self.dense, *self.experts.values()])
+
+
+def _expert_elements(store: ExpertStore) -> dict[int, int]:
+    """Of all experts of each layer."""
+    manifest = store.manifest
+    return {
+        layer: len(spec.blobs) * sum(math.prod(tensor.shape) for tensor in manifest.restored_layout(layer).tensors)
+        for layer, spec in manifest.layers.items()
+    }

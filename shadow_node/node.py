@@ -7,7 +7,7 @@ import os
 
 from checkpoint.devices.inference import inference
 from checkpoint.devices.names import accelerator_name
-from checkpoint.devices.streams import on_stream
+from checkpoint.devices.streams import on_streams
 from scheduler.errors import LinkError, ProtocolError
 from shadow_node.followed import Followed
 from shadow_node.model import ShadowModel
@@ -161,7 +161,7 @@ class _Session(Session):
     def _work(self) -> None:
         """Run passes while any may run."""
         try:
-            with inference(), on_stream(self._shadow.model.stream):
+            with inference(), on_streams(self._shadow.model.streams):
                 self.take()
                 while not self.over and self._passes.advance():
                     self.take()
@@ -209,5 +209,6 @@ class _Session(Session):
 
 
 def _device_name(device: str) -> str:
-    """The model of the processor or of the accelerator."""
-    return processor_name() if device == "cpu" else accelerator_name(device)
+    """The model of the processor or of the accelerators."""
+    names = [processor_name() if one == "cpu" else accelerator_name(one) for one in device.split(",")]
+    return ", ".join(dict.fromkeys(names))

@@ -11,7 +11,7 @@ Importing this module does not import bitsandbytes, which takes over a second.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from types import ModuleType
 from typing import Any
 
@@ -148,37 +148,46 @@ def _nf4_linear(weight: Tensor, dtype: torch.dtype) -> Any:
     return layer
 
 
-def quantise_model(model: Any, scheme: str, device: str | torch.device) -> None:
-    """Replace each nn.Linear and EncodedLinear of a Transformers model by its quantised form, in place, and move the
-    rest to `device`.
+def quantised_layers(model: Any) -> dict[str, Any]:
+    """Name -> each nn.Linear and EncodedLinear of a Transformers model that a shadow quantises.
 
-    Exceptions are the output head, routers, layers that are never called, and experts modules, which are empty: their
-    parameters go to `ShadowExperts`.
-    Raises ConfigError, or CheckpointError for a layer whose weight was not loaded.
+    Not the output head, routers, layers that are never called, and experts modules, which are empty: their parameters
+    go to `ShadowExperts`.
     """
-    check_scheme(scheme)
-    device = torch.device(device)
     head = model.get_output_embeddings()
     # By exact type: a subclass may do more than multiply.
-    linears: list[tuple[str, Any]] = [
-        (name, layer)
+    return {
+        name: layer
         for name, layer in model.named_modules()
-        if type(layer) in (nn.Linear, EncodedLinear) and layer is not head
-    ]
-    for name, layer in linears:
+        if type(layer) in (nn.Linear, EncodedLinear)
+        and layer is not head
+        and _ROUTERS.isdisjoint(name.split("."))
+        and name.rpartition(".")[2] not in _NOT_CALLED
+    }
+
+
+def quantise_model(model: Any, scheme: str, device_of: Callable[[str], torch.device]) -> None:
+    """Replace the `quantised_layers` by their quantised forms, in place, and move each module to its device.
+
+    `device_of`: that of a module by its name. Raises ConfigError, or CheckpointError for a layer whose weight was not
+    loaded.
+    """
+    check_scheme(scheme)
+    for name, layer in quantised_layers(model).items():
         parent, _, child = name.rpartition(".")
-        if _ROUTERS.isdisjoint(name.split(".")) and child not in _NOT_CALLED:
-            setattr(model.get_submodule(parent), child, quantise_linear(layer.weight, layer.bias, scheme, device))
-    _move(model, device)
+        quantised = quantise_linear(layer.weight, layer.bias, scheme, device_of(name))
+        setattr(model.get_submodule(parent), child, quantised)
+    _move(model, device_of)
 
 
-def _move(model: nn.Module, device: torch.device) -> None:
-    """Move what is not on `device` yet, in place. Tied weights stay tied."""
+def _move(model: nn.Module, device_of: Callable[[str], torch.device]) -> None:
+    """Move what is not on its device yet, in place. Tied weights stay tied."""
     moved: dict[int, Tensor] = {}
-    for module in model.modules():
+    for module_name, module in model.named_modules():
+        device = device_of(module_name)
         for own in (module._parameters, module._buffers):
             for name, tensor in own.items():
-                if tensor is None or tensor.is_meta or tensor.device.type == device.type:
+                if tensor is None or tensor.is_meta or tensor.device == device:
                     continue
                 if id(tensor) not in moved:
                     there = tensor.detach().to(device)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
@@ -22,6 +22,15 @@ def new_stream(device: torch.device) -> torch.Stream | None:
 def on_stream(stream: torch.Stream | None) -> AbstractContextManager[object]:
     """The calling thread's work for the device goes to `stream`."""
     return contextlib.nullcontext() if stream is None else stream
+
+
+@contextlib.contextmanager
+def on_streams(streams: Sequence[torch.Stream]) -> Iterator[None]:
+    """As `on_stream`, for streams of several devices, of which the first's is the current one."""
+    with contextlib.ExitStack() as stack:
+        for stream in reversed(streams):
+            stack.enter_context(on_stream(stream))
+        yield
 
 
 def borrow(tensors: Sequence[torch.Tensor]) -> None:

@@ -39,6 +39,8 @@ class Sequence:
         self.tokens: list[int] = []
         self._before: Any = None
         """The cache of the tokens so far, while they are read again."""
+        self._states_sent: int | None = None
+        """The last decode pass with whose KV rows the shadow was sent states."""
         self._resting = True
 
     def prompt_before(self, step: int) -> tuple[int, ...]:
@@ -58,10 +60,26 @@ class Sequence:
         finally:
             self._resting = True
 
-    def kv_rows(self, start: int, stop: int) -> kv.CachePiece:
-        """The cache's rows of positions [start, stop), and its states. No rows if start == stop."""
-        cache = self.cache if self._before is None else self._before
-        return kv.take(cache, start, stop, self._resting)
+    def kv_rows(self, start: int, stop: int, states: bool = True) -> kv.CachePiece:
+        """The cache's rows of positions [start, stop), and its `states`. No rows if start == stop."""
+        return kv.take(self._shown, start, stop, self._resting, states)
+
+    def take_turn(self, command: t.Align, policy: Alignment, travels: bool) -> bool:
+        """Whether states go with the command's rows: the first time, then as the policy says if they travel to another
+        process."""
+        if not command.kv_start:
+            self._states_sent = None
+        if not self._resting or command.kv_start == command.kv_stop:
+            return False
+        period, sent = policy.states_every(kv.state_bytes(self._shown) if travels else 0), self._states_sent
+        due = period > 0 and (sent is None or command.step - sent >= period)
+        self._states_sent = command.step if due else sent
+        return due
+
+    @property
+    def _shown(self) -> Any:
+        """The cache that the shadow is told of."""
+        return self.cache if self._before is None else self._before
 
     @contextlib.contextmanager
     def reading_again(self, cache: Any) -> Iterator[None]:
@@ -164,7 +182,8 @@ def shadow_messages(
         return [w.OpenRequest(command.request, prompt, command.step, data.max_new_tokens, *periods, lookahead, late)]
     token = data.token_of(command.step) if command.token else None
     before = tuple(data.tokens[command.step - command.before : command.step])
-    rows, carrier = data.kv_rows(command.kv_start, command.kv_stop), carrier or Carrier()
+    carrier = carrier or Carrier()
+    rows = data.kv_rows(command.kv_start, command.kv_stop, data.take_turn(command, policy, carrier.travels))
     if not command.kv_start and not _fits(rows, carrier):
         _log.warning(
             "request %d: the KV rows of its first %d tokens take %d bytes, too many to be sent to the shadow at once, "

@@ -18,12 +18,14 @@ from odmoe.machines.cluster_file import read_cluster_file
 from odmoe.settings.bounds import check_slots
 from odmoe.settings.machine_texts import machines_of_hosts, parse_machines
 from odmoe.settings.plan_settings import CONTEXT, HOME_PROFILE, PlanSettings
+from odmoe.settings.units import parse_sizes
 from odmoe.simulation_pool import simulation_pool
 from scheduler.errors import ConfigError
 from scheduler.planning.assumptions import list_assumptions
 from scheduler.planning.machine_plan import Home, Improvement, MachineAdvice, advise, improve
 from scheduler.planning.plan import Estimate, Plan, check_setup, make_estimate, make_plan
 from scheduler.planning.scaling import Change, Each, Hardware, Policy, Setup, Together, best, workers_needed
+from scheduler.planning.shadow_devices import shadow_shares
 from scheduler.policies.system_config import SystemConfig
 from scheduler.timing.load_budget import LoadBudget
 from scheduler.timing.profile import find_profile
@@ -94,6 +96,8 @@ class PlanReport:
     """Seconds of a token, by cause."""
     memory_bytes: dict[str, int]
     """By node."""
+    shadow_bytes: list[int]
+    """On each device of the shadow; empty if their memory is not given."""
     context: int
     helps_most: Change | None
     changes: list[Change]
@@ -207,7 +211,14 @@ def _setup(settings: PlanSettings) -> tuple[Hardware, Policy]:
         raise ConfigError(f"--group-size is {settings.group_size}; allowed: 1 to --workers ({workers})")
     if settings.slots is not None:
         check_slots(workers, settings.slots)
-    hardware = Hardware(base, workers, settings.worker_memory, settings.load_bandwidth, settings.link)
+    hardware = Hardware(
+        base,
+        workers,
+        settings.worker_memory,
+        settings.load_bandwidth,
+        settings.link,
+        shadow_bytes=parse_sizes(settings.shadow_memory),
+    )
     policy = Policy(
         settings.shadow,
         settings.recall,
@@ -257,6 +268,7 @@ def report_of(found: Plan) -> PlanReport:
         bound=found.bound,
         where_s=found.where,
         memory_bytes=found.memory,
+        shadow_bytes=shadow_shares(found.setup),
         context=found.setup.model.context,
         helps_most=best(found.changes),
         changes=list(found.changes),

@@ -15,7 +15,7 @@ from checkpoint.family import parse_dtype
 from checkpoint.native.parameters import restoring_bytes
 from checkpoint.store import ExpertStore
 from odmoe.clusters.configuration import resources, with_precision
-from odmoe.clusters.devices import device_of
+from odmoe.clusters.devices import device_of, shadow_devices
 from odmoe.settings.declarations import CUDA
 from odmoe.settings.settings import Settings
 from odmoe.settings.table import flag
@@ -108,4 +108,5 @@ def choice_text(settings: Settings, chosen: Settings) -> str:
         return ""
     if settings.loader_used != CUDA:
         return f" on the processor; --device {found.type} is for the accelerator"
-    return "; " + ", ".join(f"{_BY_ROLE[role]} on {device_of(chosen, role)}" for role in roles)
+    on = {"main": [device_of(chosen, "main")], "shadow": shadow_devices(chosen) if settings.has_shadow else []}
+    return "; " + ", ".join(f"{_BY_ROLE[role]} on {' and '.join(map(str, on[role]))}" for role in roles)

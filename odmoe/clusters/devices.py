@@ -25,7 +25,13 @@ def device_of(settings: Settings, role: str) -> torch.device:
         if settings.loader_used != CUDA:
             return torch.device("cpu")
         return torch.device(CUDA, 0) if name == AUTO else find_device(name, setting)
-    return _like_workers(settings) if name == AUTO else find_device(name, setting)
+    return _like_workers(settings) if name == AUTO else find_device(name.partition(",")[0], setting)
+
+
+def shadow_devices(settings: Settings) -> list[torch.device]:
+    """All that share the shadow's layers; `device_of` has the first. Raises ConfigError."""
+    _, *others = settings.device_of("shadow").split(",")
+    return [device_of(settings, "shadow"), *(find_device(name, flag("shadow_device")) for name in others)]
 
 
 def _like_workers(settings: Settings) -> torch.device:
@@ -52,5 +58,7 @@ def check_devices(settings: Settings) -> None:
     if settings.uses_existing_ray:
         return
     for role in ROLES:
-        if role != "shadow" or settings.has_shadow:
+        if role != "shadow":
             device_of(settings, role)
+        elif settings.has_shadow:
+            shadow_devices(settings)

@@ -27,7 +27,7 @@ from main_node.shadow_start import ShadowStart
 from main_node.shape import model_shape
 from main_node.sources import Computing, PredictionSources, TextRules
 from odmoe.clusters.configuration import Configuration, Resources, find_token_predictor
-from odmoe.clusters.devices import device_of
+from odmoe.clusters.devices import device_of, shadow_devices
 from odmoe.clusters.memory.budget import rows_at_once, rows_travel
 from odmoe.clusters.timed_streams import MainStreamEnd, TimedChannel, TimedHandler, TimedNode
 from odmoe.json_schema import make_guides
@@ -148,9 +148,9 @@ def make_shadow(settings: Settings, store: ExpertStore, emulation: Emulation | N
     from shadow_node.model import ShadowModel
     from shadow_node.node import Shadow
 
-    device = device_of(settings, "shadow")
+    devices = ",".join(map(str, shadow_devices(settings)))
     manifest, pace = store.manifest, ShadowPace(emulation) if emulation else None
-    model = ShadowModel(store, settings.shadow, str(device))
+    model = ShadowModel(store, settings.shadow, devices)
     shadow = Shadow("shadow", model, manifest.model_digest, manifest.dtype, pace)
     return with_timing(shadow, emulation)
 

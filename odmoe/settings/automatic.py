@@ -15,6 +15,7 @@ OWN_CHOICES = (
         "align_token",
         "align_kv",
         "align_kv_rows",
+        "align_states",
         "draft",
         "draft_from",
         "token_predictor",

@@ -15,9 +15,11 @@ from odmoe.settings.table import Count, Number, again, count, flag, one_of, sett
 from odmoe.settings.units import (
     AUDIT,
     DEVICE,
+    DEVICES,
     DRAFTS,
     Audit,
     Device,
+    Devices,
     Drafts,
 )
 from scheduler.alignment import ALL_ROWS, NEWEST_ROWS
@@ -39,6 +41,11 @@ KV_MEMORY = 512 << 20
 """Bytes of `kv_memory` where earlier prompts are kept and it is not given."""
 CUDA = "cuda"
 """The loader onto a GPU, and torch's name of the GPU's type."""
+
+
+def _period(default: int | None, about: str) -> Any:
+    """A number of tokens between two alignments."""
+    return setting(default, "0 (never), 1, 2, ...", about, heading="Prediction", ge=0, fixed="running", verify=True)
 
 
 class Declarations(MemorySettings):
@@ -221,24 +228,8 @@ class Declarations(MemorySettings):
     shadow: str = one_of(
         "int8", SHADOWS, "Precision of the shadow model", heading="Prediction", fixed="running", verify=True
     )
-    align_token: Count = setting(
-        1,
-        "0 (never), 1, 2, ...",
-        "Align the shadow's token every N tokens; 0: never",
-        heading="Prediction",
-        ge=0,
-        fixed="running",
-        verify=True,
-    )
-    align_kv: Count = setting(
-        1,
-        "0 (never), 1, 2, ...",
-        "Align the shadow's KV cache every N tokens; 0: never",
-        heading="Prediction",
-        ge=0,
-        fixed="running",
-        verify=True,
-    )
+    align_token: Count = _period(1, "Align the shadow's token every N tokens; 0: never")
+    align_kv: Count = _period(1, "Align the shadow's KV cache every N tokens; 0: never")
     align_kv_rows: str = one_of(
         ALL_ROWS,
         (ALL_ROWS, NEWEST_ROWS),
@@ -246,6 +237,9 @@ class Declarations(MemorySettings):
         heading="Prediction",
         fixed="running",
         verify=True,
+    )
+    align_states: Count | None = _period(
+        None, "Align states of recurrent layers every N tokens; 0: never (default: at most 1 MiB a token over a link)"
     )
     draft: Drafts = setting(
         0,
@@ -302,12 +296,12 @@ class Declarations(MemorySettings):
         fixed="running",
         verify=True,
     )
-    shadow_device: Device | None = setting(
+    shadow_device: Devices | None = setting(
         None,
-        DEVICE,
-        "Device of the shadow (default: --device)",
+        DEVICES,
+        "Device of the shadow, or several that share its layers (default: --device)",
         heading="Cluster",
-        metavar="DEVICE",
+        metavar="DEVICE[,DEVICE...]",
         fixed="running",
         verify=True,
     )

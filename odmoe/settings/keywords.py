@@ -65,6 +65,7 @@ class LoadKeywords(PolicyKeywords, total=False):
     align_token: int
     align_kv: int
     align_kv_rows: str
+    align_states: int | None
     draft: int | Literal["auto"]
     draft_from: str
     token_predictor: File | None
@@ -109,6 +110,7 @@ class PlanKeywords(TypedDict, total=False):
     shadow: str
     recall: float | None
     worker_memory: Size | None
+    shadow_memory: str | None
     slots: int | None
     prefill: str
 
@@ -140,6 +142,7 @@ class SimulateKeywords(PolicyKeywords, total=False):
     align_token: int
     align_kv: int
     align_kv_rows: str
+    align_states: int | None
     slots: int | Literal["auto"]
     host_memory: str | None
     mini_batch: int | None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from odmoe.settings.machine_texts import MACHINE
 from odmoe.settings.settings import Settings
 from odmoe.settings.table import Count, Number, Table, again, count, flag, setting
-from odmoe.settings.units import LINK, RATE, SIZE, Bytes, Link, Rate
+from odmoe.settings.units import LINK, RATE, SIZE, SIZES, Bytes, Link, Rate, Sizes
 from scheduler.errors import ConfigError
 from scheduler.limits import MAX_CONTEXT, MAX_EXPERTS, MAX_PLANNED_WORKERS
 from scheduler.policies.registry import check
@@ -90,6 +90,13 @@ class PlanSettings(Table):
 
     worker_memory: Bytes | None = setting(
         None, SIZE, "Device memory of each worker: 1GB", heading="Memory", common=True, metavar="SIZE"
+    )
+    shadow_memory: Sizes | None = setting(
+        None,
+        SIZES,
+        "Device memory of the shadow, of several devices that share its layers: 24GB,24GB",
+        heading="Memory",
+        metavar="SIZE[,SIZE...]",
     )
     slots: Count | None = count(
         None, "Experts that fit on a worker (default: the best number)", heading="Memory", most=MAX_EXPERTS

@@ -239,7 +239,7 @@ class Settings(Declarations):
 
     @property
     def alignment(self) -> Alignment:
-        return Alignment(self.align_token, self.align_kv, self.align_kv_rows)
+        return Alignment(self.align_token, self.align_kv, self.align_kv_rows, self.align_states)
 
     def replace(self, **changes: Any) -> Settings:
         """A copy with `changes`, checked again. Settings that were not given stay not given. Raises ConfigError."""

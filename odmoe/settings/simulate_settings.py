@@ -98,6 +98,7 @@ class SimulateSettings(SystemSettings):
     align_token: Count = again(Settings, "align_token")
     align_kv: Count = again(Settings, "align_kv")
     align_kv_rows: str = again(Settings, "align_kv_rows")
+    align_states: Count | None = again(Settings, "align_states")
 
     slots: Slots = again(
         Settings,

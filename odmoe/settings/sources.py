@@ -40,7 +40,7 @@ def variable(name: str) -> str:
 
 FLAG = 3
 """The rank of a flag; see `Effective`."""
-_ALIGNMENT = ("align_token", "align_kv", "align_kv_rows")
+_ALIGNMENT = ("align_token", "align_kv", "align_kv_rows", "align_states")
 _VARIABLES = [*map(variable, Settings.model_fields), PREFIX + "CONFIG", API_KEY]
 
 

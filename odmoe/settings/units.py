@@ -21,12 +21,14 @@ _DEVICE = re.compile(r"auto|cpu|(?!auto|cpu)[a-z]+(:(0|[1-9]\d{0,2}))?", re.ASCI
 _POWERS = {"k": 1, "m": 2, "g": 3, "t": 4}
 
 SIZE = "a size such as 1GB, 512MiB or 704643072 (bytes)"
+SIZES = f"{SIZE}; or several, such as 24GB,24GB"
 RATE = "bytes a second such as 25GB/s or 500MB/s (B for bytes)"
 LINK = "bits a second such as 1Gbit, 2.5Gbit/s or 100Mbps (b for bits)"
 ADDRESS = "an address and a port, such as 10.0.0.5:7200"
 SLOTS = f"1, 2, ... {MAX_EXPERTS}, or auto"
 DRAFTS = f"{AUTO}, 0 (none), 1, ... {MOST_DRAFTS}"
 DEVICE = "auto, cpu, cuda, cuda:1, or another accelerator as torch names it"
+DEVICES = f"{DEVICE}; or several of one kind, such as cuda:0,cuda:1"
 SPEEDS = "a number above 0 for each worker, with commas between them (1 is the profile's speed)"
 AUDIT = "auto, or a number from 0 to 1"
 TOTAL = "a share of the whole model (above 0%, at most 100%), or bytes (512MiB, 2GB)"
@@ -41,6 +43,14 @@ def parse_bytes(text: Any) -> int:
     if size < 1:
         raise ValueError(SIZE)
     return size
+
+
+def parse_sizes(text: str | None) -> tuple[int, ...]:
+    """`24GB,24GB`: bytes of each. None: of none."""
+    try:
+        return () if text is None else tuple(map(parse_bytes, str(text).split(",")))
+    except ValueError:
+        raise ValueError(SIZES) from None
 
 
 def parse_rate(text: Any) -> float:
@@ -98,6 +108,11 @@ def _speeds(text: Any) -> str:
     return str(text)
 
 
+def _sizes(text: Any) -> str:
+    parse_sizes(str(text))
+    return str(text)
+
+
 def _memory(text: Any) -> str:
     parse_memory(text, 1)
     return str(text)
@@ -138,6 +153,19 @@ def _device(text: Any) -> str:
     return text
 
 
+def _devices(text: Any) -> str:
+    """One device, or several of one kind: with commas between them, or as a list."""
+    names = text if isinstance(text, list) else str(text).split(",")
+    try:
+        found = [_device(name) for name in names]
+    except ValueError:
+        raise ValueError(DEVICES) from None
+    kinds = {name.partition(":")[0] for name in found}
+    if len(kinds) != 1 or (len(found) > 1 and kinds == {"auto"}):
+        raise ValueError(DEVICES)
+    return ",".join(found)
+
+
 def _audit(text: Any) -> float | str:
     if text == "auto":
         return "auto"
@@ -167,7 +195,11 @@ Speeds = Annotated[str, BeforeValidator(_speeds)]
 """How fast each worker is. It stays text, as it is given."""
 Device = Annotated[str, BeforeValidator(_device)]
 """Where a role computes. Whether a machine has the device is found out there."""
+Devices = Annotated[str, BeforeValidator(_devices)]
+"""As `Device`; several, with commas between them, share the role's layers."""
 Bytes = Annotated[int, BeforeValidator(parse_bytes)]
+Sizes = Annotated[str, BeforeValidator(_sizes)]
+"""Several sizes. They stay text, as they are given."""
 BytesOrNone = Annotated[int, BeforeValidator(lambda text: 0 if str(text).strip() == "0" else parse_bytes(text))]
 """As `Bytes`, or 0."""
 Rate = Annotated[float, BeforeValidator(parse_rate)]

@@ -156,7 +156,7 @@ def _read_head(head: Any) -> tuple[dict[str, Any], CoreConfig, tuple[str, ...]]:
         shape = _build(t.ModelShape, core["shape"])
         if not _possible(shape):  # before a scheduler allocates state for it
             raise _WrongError(f"no model has the shape {shape!r:.200}")
-        alignment = _build(Alignment, {"kv_rows": ALL_ROWS} | core["alignment"])
+        alignment = _build(Alignment, {"kv_rows": ALL_ROWS, "state_period": None} | core["alignment"])
         system, foreign = _system(core["system"])
         core_config = _build(CoreConfig, core | {"shape": shape, "alignment": alignment, "system": system})
         make_core(dataclasses.replace(core_config, system=SystemConfig()) if foreign else core_config)

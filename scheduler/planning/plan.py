@@ -32,6 +32,7 @@ from scheduler.planning.scaling import (
     room_of,
     scale_profile,
 )
+from scheduler.planning.shadow_devices import shadow_shares
 from scheduler.timing.load_budget import LoadBudget
 from scheduler.timing.profile import Profile
 
@@ -100,6 +101,7 @@ def check_setup(setup: Setup) -> None:
         raise ConfigError(f"workers is {setup.hardware.workers}; allowed: 1, 2, ...")
     scale_profile(setup)
     room_of(setup)
+    shadow_shares(setup)
 
 
 def make_estimate(setup: Setup, step: Callable[[], None] = lambda: None, each: Each = map) -> Estimate:

@@ -62,6 +62,8 @@ class Hardware:
     worker: float = 1.0
     shadow: float = 1.0
     messages: float = 1.0
+    shadow_bytes: tuple[int, ...] = ()
+    """Memory of each device that shares the shadow's layers; none: as much as it needs."""
 
     def slots(self, model: ModelSize) -> int:
         """How many experts fit on a worker. Raises DoesNotFitError if not even one does."""
@@ -263,9 +265,11 @@ def memory(setup: Setup, slots: int, rest_bytes: int = _REST_BYTES) -> dict[str,
     }
 
 
-def alignment_s(profile: Profile) -> float:
-    """Seconds in which what a token adds to the caches passes the link to the shadow."""
-    return (profile.layers * profile.kv_bytes + profile.state_bytes) * 8 / profile.link_bits_per_s
+def alignment_s(profile: Profile, alignment: Alignment) -> float:
+    """Seconds in which what a token adds to the caches passes the link to the shadow, and its share of the states."""
+    period = alignment.states_every(profile.state_bytes)
+    states = profile.state_bytes / period if period else 0.0
+    return (profile.layers * profile.kv_bytes + states) * 8 / profile.link_bits_per_s
 
 
 def compared_tokens(model: ModelSize) -> int:
@@ -417,10 +421,10 @@ def details(run: Run) -> Detail:
 
 def _cap_by_alignment(setup: Setup, rate: float) -> float:
     """Tokens/s with which the link keeps up: predictions are as good as planned only after every token's alignment."""
-    profile = scale_profile(setup)
-    if setup.policy.shadow == "none" or not setup.policy.alignment.kv_period or not alignment_s(profile):
+    alignment, takes_s = setup.policy.alignment, alignment_s(scale_profile(setup), setup.policy.alignment)
+    if setup.policy.shadow == "none" or not alignment.kv_period or not takes_s:
         return rate
-    return min(rate, 1 / alignment_s(profile))
+    return min(rate, 1 / takes_s)
 
 
 def room_of(setup: Setup) -> int:

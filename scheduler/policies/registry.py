@@ -37,7 +37,17 @@ from scheduler.types import ModelShape
 from scheduler.unknown_names import unknown
 
 T = TypeVar("T")
-SHADOW = ("shadow", "align_token", "align_kv", "align_kv_rows", "departure", "recall", "acceptance", "draft")
+SHADOW = (
+    "shadow",
+    "align_token",
+    "align_kv",
+    "align_kv_rows",
+    "align_states",
+    "departure",
+    "recall",
+    "acceptance",
+    "draft",
+)
 SMALLER = ("smaller_forms",)
 _TOKEN_WISE = ("prefetch", "token_predictor", "predictor_learning_rate")
 

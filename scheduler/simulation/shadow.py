@@ -62,6 +62,8 @@ class _Followed:
     """Once the main model has asked for drafts."""
     told: int = -1
     """The last pass whose alignment has come."""
+    states_sent: int | None = None
+    """The last pass with whose KV rows states were sent."""
 
     def has_begun(self, step: int) -> bool:
         """Whether a pass has begun, and was not taken back."""
@@ -108,9 +110,19 @@ class SimulatedShadow:
     def align(self, command: t.Align) -> None:
         now = self._events.now
         rows = (command.kv_stop - command.kv_start) * self._profile.layers
-        arrives = self._links.send_alignment(now, rows)
+        arrives = self._links.send_alignment(now, rows, self._states_due(command))
         self._add_span("transfer", f"align {command.request}.{command.step} {command.kv_start}", now, arrives)
         self._events.at(arrives, self._on_align, command)
+
+    def _states_due(self, command: t.Align) -> bool:
+        followed = self._followed.get(command.request)
+        period = self._alignment.states_every(self._profile.state_bytes)
+        if followed is None or not period or command.kv_start == command.kv_stop:
+            return False
+        sent = followed.states_sent if command.kv_start else None
+        due = sent is None or command.step - sent >= period
+        followed.states_sent = command.step if due else sent
+        return due
 
     def unfollow(self, command: t.Unfollow) -> None:
         followed = self._followed.pop(command.request, None)

@@ -51,10 +51,10 @@ class MainLinks:
         passed, earliest = self._in.take(at, rows * self._row_bytes * self._byte_s), at + self._hop_s
         return passed if passed > earliest else earliest
 
-    def send_alignment(self, at: float, rows: float) -> float:
-        """Keys and values of `rows` tokens, of one layer each, leave for the shadow at `at`, with the states if there
-        are rows. Returns their arrival."""
-        nbytes = rows * self._kv_bytes + (self._state_bytes if rows else 0)
+    def send_alignment(self, at: float, rows: float, states: bool = False) -> float:
+        """Keys and values of `rows` tokens, of one layer each, leave for the shadow at `at`, perhaps with the states.
+        Returns their arrival."""
+        nbytes = rows * self._kv_bytes + states * self._state_bytes
         passed = self._aligning.take(at, nbytes * self._byte_s)
         return max(passed, at + self._hop_s)
 

@@ -50,10 +50,10 @@ def caches(monkeypatch: pytest.MonkeyPatch) -> Caches:
         taken = kv.take(cache, 0, stop)
         return [row.tensor.clone() for row in taken.rows] + taken.states
 
-    def telling(self: Sequence, start: int, stop: int) -> kv.CachePiece:
+    def telling(self: Sequence, start: int, stop: int, states: bool = True) -> kv.CachePiece:
         if start < stop:
             seen.main[stop] = whole(self.cache, stop)
-        return kv_rows(self, start, stop)
+        return kv_rows(self, start, stop, states)
 
     def putting(cache: Any, start: int, sent: list[torch.Tensor]) -> int:
         """The last part of an alignment says how it ends."""

@@ -117,7 +117,7 @@ def test_a_pass_that_cannot_take_rows_over_begins_again() -> None:
     of.on_aligned(0, other_token=False, rows=True)
     run(of, 0)
     of.start()
-    assert of.on_aligned(1, other_token=False, rows=True, stateful=True) == Rewind.BACK
+    assert of.on_aligned(1, other_token=False, rows=True, states=True) == Rewind.BACK
     assert not of.again
 
 
@@ -284,7 +284,7 @@ def test_a_cache_with_states_goes_back_even_when_drafting(running: bool, again: 
     of = drafting(until=3)
     if running:
         of.start()
-    assert of.on_aligned(2, other_token=False, rows=True, stateful=True, drafts=4) == Rewind.BACK
+    assert of.on_aligned(2, other_token=False, rows=True, states=True, drafts=4) == Rewind.BACK
     assert [of.step, of.again, of.last] == [2, again, False]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from random import Random
 from typing import Any
 
@@ -33,21 +34,22 @@ class Account:
         self.told: dict[int, int] = {}
         self.experts: dict[int, list[frozenset[int]]] = {}
         self.step, self.announced, self.drafts = 0, -1, 0
-        self.pending: dict[int, tuple[int, list[int]]] = {}
+        self.pending: dict[int, tuple[int, list[int], bool]] = {}
         for token in followed.prompt:
             self.own[0] = self._run(token)
 
-    def align(self, step: int, tokens: dict[int, int], start: int, rows: list[int], drafts: int) -> None:
-        """`tokens`: those that were sent. `rows`: the main model's, from position `start` to pass `step`."""
+    def align(self, step: int, tokens: dict[int, int], start: int, rows: list[int], drafts: int, states: bool) -> None:
+        """`tokens`: those that were sent. `rows`: the main model's, from position `start` to pass `step`. `states`:
+        with the main model's, too."""
         self.announced, self.drafts = step, drafts
         self.told |= tokens
         others = [one for one, token in tokens.items() if one < self.step and self.read[one] != token]
         if others:
             self._cut(min(others))
-        if rows and step < self.step and drafts and not self.stateful:
-            self._write(start, rows)
+        if rows and step < self.step and drafts and not states:
+            self._write(start, rows, states)
         elif rows:
-            self.pending[step] = start, rows
+            self.pending[step] = start, rows, states
             if step < self.step:
                 self._cut(step)
         self.advance()
@@ -94,10 +96,11 @@ class Account:
         del self.states[self.prompt + step + 1 :]
         self.step = step
 
-    def _write(self, start: int, rows: list[int]) -> None:
+    def _write(self, start: int, rows: list[int], states: bool) -> None:
         for layer, held in enumerate(self.rows):
             held[start : start + len(rows)] = [row + layer for row in rows]
-        self.states[start + len(rows)] = rows[-1] + 100
+        if states:
+            self.states[start + len(rows)] = rows[-1] + 100
 
 
 class Run:
@@ -125,13 +128,17 @@ class Run:
         return self.main.align(passes, drafts)
 
     def both(self, message: Any) -> None:
+        states = self.account.stateful and self.chance.random() < 0.5
+        if not states:
+            message = replace(message, kv=message.kv[: 2 * LAYERS])
         self.bench.take(message)
         step, tokens = message.step, {}
         if message.token is not None:
             tokens = dict(enumerate((*message.before, message.token), step - len(message.before)))
         end = len(self.main.prompt) + step
         self.account.align(
-            step, tokens, message.kv_start, self.main.rows[message.kv_start : end] if message.kv else [], message.drafts
+            *(step, tokens, message.kv_start, self.main.rows[message.kv_start : end] if message.kv else []),
+            *(message.drafts, states),
         )
 
     def table(self) -> dict[int, Draft]:

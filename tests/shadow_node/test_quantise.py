@@ -193,7 +193,7 @@ def test_unknown_scheme_is_refused() -> None:
         lambda: check_scheme("int3"),
         lambda: compute_dtype("int3", "cpu"),
         lambda: quantise_linear(torch.ones(2, 2), None, "int3", "cpu"),
-        lambda: quantise_model(None, "int3", "cpu"),
+        lambda: quantise_model(None, "int3", torch.device),
         lambda: ShadowExperts(module, "int3", "cpu"),
     ):
         with pytest.raises(ConfigError, match=r"'int3'.*fp16, int8, nf4"):
@@ -215,7 +215,7 @@ def test_the_dense_model_is_quantised_in_place(name: str, scheme: str) -> None:
     kept = {n: p.data_ptr() for n, p in model.named_parameters() if "_proj" not in n}
     linears = sum(p.numel() for n, p in model.named_parameters() if n.endswith("_proj.weight"))
     rest = module_bytes(model) - 4 * linears
-    quantise_model(model, scheme, "cpu")
+    quantise_model(model, scheme, lambda _: torch.device("cpu"))
 
     exact = [n for n, m in model.named_modules() if type(m) is nn.Linear]
     assert exact == ["lm_head"]
@@ -234,7 +234,7 @@ def test_a_gate_that_is_a_linear_layer_stays_as_it_is(scheme: str) -> None:
     model = families.build("qwen2_moe")
     gates = {n: m.weight.detach().clone() for n, m in model.named_modules() if n.endswith("shared_expert_gate")}
     assert len(gates) == 4
-    quantise_model(model, scheme, "cpu")
+    quantise_model(model, scheme, lambda _: torch.device("cpu"))
     for name, weight in gates.items():
         gate = model.get_submodule(name)
         assert type(gate) is nn.Linear

@@ -165,6 +165,7 @@ def _scenario(
             given.align_token if given.is_given("align_token") else alignment.token_period,
             given.align_kv if given.is_given("align_kv") else alignment.kv_period,
             given.align_kv_rows if given.is_given("align_kv_rows") else alignment.kv_rows,
+            given.align_states if given.is_given("align_states") else alignment.state_period,
         ),
         mini_batch=given.mini_batch if given.is_given("mini_batch") or core is None else core.mini_batch,
         host=profile.host_s is not None and system.placement != "device",

@@ -103,7 +103,9 @@ def _activation_bytes(settings: Settings, store: ExpertStore, shape: ModelShape,
 def _shadow_bytes(settings: Settings, store: ExpertStore, size: ModelSize) -> int:
     """Weights, and KV caches as the main node's, twice: rows that were aligned are kept beside the shadow's own. On a
     CPU what is not quantised has 4 bytes an element."""
-    rest = 4 if settings.device_of("shadow") in ("auto", "cpu") and settings.loader_used != CUDA else 2
+    rest = (
+        4 if settings.device_of("shadow").partition(",")[0] in ("auto", "cpu") and settings.loader_used != CUDA else 2
+    )
     quantised = size.linear + size.experts_all
     tensors = [spec for layer in store.manifest.layers for spec in store.manifest.restored_layout(layer).tensors]
     narrowest = min(spec.shape[-1] for spec in tensors if len(spec.shape) > 1)

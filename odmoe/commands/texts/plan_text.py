@@ -12,6 +12,7 @@ from scheduler.drafts.length import AUTO
 from scheduler.planning.assumptions import list_assumptions
 from scheduler.planning.plan import Estimate, Plan
 from scheduler.planning.scaling import Change, Setup, Together, alignment_s, best, memory, workers_needed
+from scheduler.planning.shadow_devices import shares_text
 from scheduler.simulation.workload import SAME_TOKEN
 
 _NOTHING = 0.01
@@ -31,11 +32,12 @@ def memory_text(setup: Setup) -> str:
     of = f" of the {megabytes(int(given))} given" if given else ""
     most = f"; {setup.hardware.slots(model)} fit" if given and setup.hardware.slots(model) > slots else ""
     least = "" if setup.policy.slots else ", the least,"
+    over = f": {shares_text(setup)}" if setup.hardware.shadow_bytes else ""
     rows = {
         "model": f"{model.name}: {model.layers} layers of {model.experts} experts, {model.top_k} a token, "
         f"{megabytes(model.expert_bytes)} each; {_many(model.dense + model.experts_all)} parameters",
         "main node": f"{megabytes(needs['main'])}: dense weights, and the cache of {model.context} tokens",
-        "shadow": f"{megabytes(needs['shadow'])} ({setup.policy.shadow})" if needs["shadow"] else "none",
+        "shadow": f"{megabytes(needs['shadow'])} ({setup.policy.shadow})" + over if needs["shadow"] else "none",
         "a worker": f"{megabytes(needs['worker'])}{of}: {_slots(slots)}{least} and room to compute{most}; "
         f"{megabytes(needs['store'])} of host memory or disk for all experts",
         "whole model": f"{megabytes(needs['whole'])} on one device"
@@ -114,10 +116,12 @@ def _seats(plan: Estimate) -> str:
 def _slow_alignment(plan: Estimate) -> list[str]:
     """That the link, rather than anything else, bounds the speed."""
     model = plan.setup.model
-    takes = alignment_s(plan.profile)
+    takes = alignment_s(plan.profile, plan.setup.policy.alignment)
     if plan.setup.policy.shadow == "none" or takes * plan.tokens_per_s < 1 - _NOTHING:
         return []
-    state = f", {megabytes(model.state * model.item_bytes)} of them states that do not grow" if model.state else ""
+    states = model.state * model.item_bytes
+    every = plan.setup.policy.alignment.states_every(states)
+    state = f", with its share of {megabytes(states)} of states every {every} tokens" if states else ""
     return [
         f"The link bounds it: what a token's alignment sends to the shadow{state}, takes {_ms(takes)}, and predictions "
         "are not as good without"

@@ -135,3 +135,24 @@ def test_a_sequence_that_is_freed_has_no_bytes() -> None:
     assert made.cache_bytes() == 2 * 24 * 4
     made.free()
     assert made.cache_bytes() == 0
+
+
+@pytest.mark.parametrize(
+    ("policy", "travels", "due"),
+    [
+        (Alignment(), True, [0, 3, 6]),
+        (Alignment(), False, [0, 1, 2, 3, 4, 5, 6]),
+        (Alignment(state_period=2), False, [0, 2, 4, 6]),
+        (Alignment(state_period=0), True, []),
+    ],
+)
+def test_states_go_with_the_rows_as_a_links_share_allows(policy: Alignment, travels: bool, due: list[int]) -> None:
+    """2.5 MiB of them, of which 1 MiB a token may be sent."""
+    cache = DynamicCache()
+    cache.update(*kv(9, 1), 0)
+    cache.layers[0].conv_states = {0: torch.zeros(5 << 17)}
+    told = Sequence([1, 2], 9, cache)
+    aligned = [t.Align(1, step, True, 1 + step if step else 0, 2 + step) for step in range(7)]
+    assert [one.step for one in aligned if told.take_turn(one, policy, travels)] == due
+    again = t.Align(1, 6, True, 0, 8)
+    assert told.take_turn(again, policy, travels) == bool(due), "a shadow that has just joined"

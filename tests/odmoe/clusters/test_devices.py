@@ -133,6 +133,26 @@ def test_main_node_and_shadow_may_be_on_two_accelerators(
     assert report.devices["shadow"].startswith("privateuseone:1 (")
     assert between.keys() == {"transfer.py:to_device"}
     assert 1 <= between.total() <= TOKENS
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", [{}, {"draft": 2}, {"departure": "late"}], ids=str)
+def test_a_shadow_over_two_accelerators_predicts_as_on_one(
+    how: dict[str, Any], store: ExpertStore, reference: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With alignments, ways back and drafts. Layers end on the device on which their weights are."""
+    wanted, found = reference("float32", 0, TOKENS), []
+    with counted_machine(monkeypatch, count=2) as (first, crossings):
+        for devices in (str(first), "privateuseone:0,privateuseone:1"):
+            crossings.clear()
+            asked = settings(shadow="fp16", main_device="cpu", shadow_device=devices, profile="rtx3090-1gbe", **how)
+            with closing(EmbeddedCluster(asked, store)) as cluster:
+                tokens, report = answer(cluster, wanted.prompt)
+            assert tokens == wanted.tokens
+            found.append((report.recall, report.recall_complete, report.drafted, report.accepted))
+    assert found[0] == found[1]
+    assert report.devices["shadow"] == "privateuseone:0,privateuseone:1 (privateuseone)"
+    assert crossings.by_asker("between devices").keys() == {"transfer.py:to_device"}
     assert report.recall > 0.9
 
 
@@ -297,6 +317,12 @@ def test_loader_and_device_of_workers_go_together() -> None:
 def test_what_is_no_device_is_refused(name: Any) -> None:
     with pytest.raises(ConfigError, match=r"^--main-device is .*; allowed: auto, cpu, cuda, cuda:1"):
         settings(main_device=name)
+
+
+@pytest.mark.parametrize("name", ["", "cuda:0,", "cuda:0,cpu", "auto,auto", ["cuda:0", 1], [], "cuda:0;cuda:1"])
+def test_what_are_no_devices_of_one_kind_is_refused(name: Any) -> None:
+    with pytest.raises(ConfigError, match=r"^--shadow-device is .*; or several of one kind, such as cuda:0,cuda:1"):
+        settings(shadow_device=name)
 
 
 @pytest.mark.skipif(torch.accelerator.is_available(), reason="there is an accelerator")

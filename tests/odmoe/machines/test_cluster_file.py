@@ -103,9 +103,17 @@ def test_a_host_has_a_device_of_its_own(tmp_path: Path) -> None:
     assert other.device_of("worker") == "cpu"
 
 
+def test_a_shadows_layers_may_be_shared_by_devices(tmp_path: Path) -> None:
+    shadow = {"host": "10.0.0.2", "device": ["cuda:0", "cuda:1"]}
+    hosts = {"main_node": "10.0.0.1", "shadow_node": shadow, "worker_node": ["10.0.0.3"]}
+    found = read_cluster_file(write(tmp_path, hosts)).hosts[1]
+    assert Settings(model="m").replace(**found.settings).shadow_device == "cuda:0,cuda:1"
+
+
 @pytest.mark.parametrize(
     ("own", "message"),
     [
+        ({"device": ["cuda:0", "cuda:1"]}, "device of 10.0.0.3 is \\['cuda:0', 'cuda:1'\\]; allowed: auto, cpu, cuda"),
         ({"device": "GPU"}, "device of 10.0.0.3 is 'GPU'; allowed: auto, cpu, cuda"),
         ({"device": "cpu", "loader": "cuda"}, "device of 10.0.0.3 is cpu with .*loader of 10.0.0.3 cuda"),
         ({"device": "mps"}, "device of 10.0.0.3 is 'mps'; allowed: auto, cpu, cuda, cuda:1"),

@@ -80,8 +80,9 @@ def test_the_papers_link() -> None:
     assert links.send_prediction(20.0) == pytest.approx(20.00045)
 
 
-def test_states_travel_once_an_alignment() -> None:
+def test_states_travel_with_some_alignments() -> None:
     """2,000 bytes at 1 Mbit/s are 16 ms, beside 2 ms a row."""
     links = MainLinks(replace(MILLISECONDS, state_bytes=2000))
-    assert links.send_alignment(0.0, 3) == pytest.approx(0.016 + 3 * 0.002)
+    assert links.send_alignment(0.0, 3, states=True) == pytest.approx(0.016 + 3 * 0.002)
+    assert links.send_alignment(0.5, 3) == pytest.approx(0.5 + 3 * 0.002)
     assert links.send_alignment(1.0, 0) == pytest.approx(1.005), "a token alone"

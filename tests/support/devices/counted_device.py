@@ -32,7 +32,7 @@ _PACKAGES = tuple(str(ROOT / name) for name in ("checkpoint", "main_node", "shad
 _CPU, _EXTENSION = 1, 12
 """DLPack's device types: kDLCPU and kDLExtDev, which torch reads as PrivateUse1."""
 
-_WHOLE = ("linear", "matmul", "scaled_dot_product_attention")
+_WHOLE = ("linear", "matmul", "scaled_dot_product_attention", "conv1d")
 """Composite operations for which torch's CPU kernels take another way than for other devices."""
 
 _SYNCHRONISING = frozenset({"nonzero", "_unique2", "unique_dim", "masked_select", "is_nonzero", "equal"})

@@ -197,7 +197,7 @@ class MadeUp(Sequence):
     def token_of(self, step: int) -> int:
         return 105 + step
 
-    def kv_rows(self, start: int, stop: int) -> CachePiece:
+    def kv_rows(self, start: int, stop: int, states: bool = True) -> CachePiece:
         rows = torch.arange(start, stop).float().reshape(1, 1, -1, 1).expand(1, 2, -1, 3)
         return CachePiece(start, stop, [Growing(rows, -2, start)] * 4)
 

@@ -28,7 +28,7 @@ class ArithmeticModel:
     `window`: layer 1 keeps a sliding window of so many rows, 0: all. `states`: layer 2 has a state beside its rows.
     """
 
-    scheme, device, device_bytes, layers, stream = "none", "cpu", 0, LAYERS, None
+    scheme, device, device_bytes, layers, streams = "none", "cpu", 0, LAYERS, ()
     limits = ModelLimits(dict.fromkeys(range(LAYERS), EXPERTS))
 
     def __init__(self, window: int = 0, states: bool = False) -> None:
