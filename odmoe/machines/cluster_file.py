@@ -159,7 +159,7 @@ def parse_cluster(found: Any, path: Path) -> ClusterFile:
     if key is not None and not isinstance(key, str):
         raise ConfigError(f"{path}: ssh_private_key is {key!r}; allowed: a path, or nothing for ssh's own keys")
     replicas, workers = provider.get("replicas"), sum(host.role == "worker_node" for host in hosts)
-    if replicas is not None and not 1 <= replicas <= workers:
+    if replicas is not None and not (isinstance(replicas, int) and 1 <= replicas <= workers):
         raise ConfigError(
             f"{_place(path, 'provider', 'replicas')}: replicas is {replicas}; allowed: 1 to {workers}, the number of "
             "workers, or nothing for all experts on each"

@@ -192,3 +192,20 @@ def test_a_tokenizer_that_came_later_is_added(
     assert load_tokenizer(ExpertStore.open(store).dense)("Tom").input_ids == load_tokenizer(demo)("Tom").input_ids
     assert {file: file.stat().st_mtime_ns for file in store.rglob("*.experts")} == weights
     assert not list(store.rglob(".*"))
+
+
+def test_parts_are_written_beside_the_store(cli: CommandLine, demo: Path, tmp_path: Path) -> None:
+    """Of eight with two holders of each expert, none has more than 0.26 of the store."""
+    asked = ("shard", str(demo), str(tmp_path / "whole"))
+    for _ in range(2):  # the second finds them
+        facts = json.loads(cli(*asked, "--parts", "8", "--json").out)
+        assert (facts["parts"], facts["replicas"], facts["parts_folder"]) == (8, 2, f"{tmp_path / 'whole'}-parts")
+        assert facts["largest_part_of_store"] <= 0.26
+    parts = [ExpertStore.open(tmp_path / "whole-parts" / f"part-{n}") for n in range(8)]
+    assert all(part.verify().blobs == len(part.held or ()) == 16 for part in parts)
+    for flags, words in (
+        (["--replicas", "2"], "--replicas is 2; it is for --parts"),
+        (["--parts", "0"], "--parts is 0; allowed: 1 or more"),
+        (["--parts", "2", "--replicas", "3"], "--replicas is 3; allowed: 1 to 2"),
+    ):
+        assert words in cli(*asked, *flags).err

@@ -245,6 +245,27 @@ def test_another_provider(provider: dict[str, str], tmp_path: Path) -> None:
         read_cluster_file(tmp_path / "c.yaml")
 
 
+@pytest.mark.parametrize(
+    ("replicas", "message"),
+    [
+        (0, r"line \d+: replicas is 0; allowed: 1 to 2, the number of workers"),
+        (3, r"replicas is 3; allowed: 1 to 2"),
+        ("two", r"replicas is 'two'; allowed: a number"),
+    ],
+)
+def test_replicas_are_as_many_as_workers_at_most(replicas: Any, message: str, tmp_path: Path) -> None:
+    file = write(tmp_path, {"main_node": "10.0.0.1", "worker_node": ["10.0.0.2", "10.0.0.3"]})
+    assert read_cluster_file(file).replicas is None
+    content = yaml.safe_load(file.read_text())
+    content["provider"]["replicas"] = 2
+    file.write_text(yaml.safe_dump(content))
+    assert read_cluster_file(file).replicas == 2
+    content["provider"]["replicas"] = replicas
+    file.write_text(yaml.safe_dump(content))
+    with pytest.raises(ConfigError, match=message):
+        read_cluster_file(file)
+
+
 def test_a_key_that_asks_for_nothing(tmp_path: Path) -> None:
     (tmp_path / "c.yaml").write_text(GOOD.replace("me}", "me, ssh_proxy_command: }") + "docker: {}\nno_restart: \n")
     assert read_cluster_file(tmp_path / "c.yaml").user == "me"

@@ -62,6 +62,34 @@ def test_from_nothing_to_ready(world: PretendedCluster) -> None:
     assert [word for word in ("preflight", "keys", "store", "ray up", "nodes") if word not in last] == []
 
 
+def test_workers_get_their_parts(world: PretendedCluster) -> None:
+    """One replica: the two workers share the experts. Then two: each gets the other's, while its files stay open."""
+    world.head(start=[(0, world.ready())])
+    text = world.file.read_text()
+    world.file.write_text(text.replace("  hosts:", "  replicas: 1\n  hosts:"))
+    up(world.file, world.settings, world.terminal)
+    stores = [ExpertStore.open(world.home(number) / "odmoe" / "stores" / "tiny") for number in range(4)]
+    for store in stores:
+        store.verify()
+    assert [store.held is None for store in stores] == [True, True, False, False]
+    one, other = (store.held or frozenset() for store in stores[2:])
+    assert not one & other
+    assert len(one | other) == sum(len(layer.blobs) for layer in stores[0].manifest.layers.values())
+    assert not stores[2].dense.exists()
+    requests = len(world.requests())
+    up(world.file, world.settings, world.terminal)
+    files = [file for store in stores[2:] for file in store.path.glob("*.experts")]
+    inodes = [file.stat().st_ino for file in files]
+    world.file.write_text(text.replace("  hosts:", "  replicas: 2\n  hosts:"))
+    up(world.file, world.settings, world.terminal)
+    assert [file.stat().st_ino for file in files] == inodes
+    for store in map(ExpertStore.open, (stores[2].path, stores[3].path)):
+        assert store.held == one | other
+        store.verify()
+    assert len(world.requests()) == requests + 2
+    assert world.stderr().count("ray up: code to the hosts") == 1  # what runs goes on
+
+
 def test_what_runs_is_left_alone(world: PretendedCluster) -> None:
     ready = world.ready()
     world.head(start=[(0, ready)], status=[(0, ready)])
