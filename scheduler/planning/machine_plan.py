@@ -9,6 +9,7 @@ from typing import NamedTuple
 from scheduler.errors import DoesNotFitError
 from scheduler.planning.layout_speed import guess, speed
 from scheduler.planning.machines import (
+    CACHE,
     GPU_RATE,
     GPU_RESERVE,
     Layout,
@@ -25,6 +26,8 @@ from scheduler.types import ModelSize
 LEAST_ROUTES, MOST_ROUTES, LEAST_RATES = "uniform", "fine-moe", 0.75
 """The ends of a range: routes of which none is likelier than another, with machines at that share of their rates; and
 routes that are as alike as those of this model."""
+EVICTIONS = ("lru", "arc", "s3-fifo")
+"""Residencies that are tried in place of lrfu, if experts are kept in a cache."""
 _SIMULATED, _SIMULATED_CHANGED = 3, 2
 """Layouts that are simulated, best guesses first."""
 _LINKS = (1e9, 2.5e9, 10e9)
@@ -63,6 +66,8 @@ class MachineAdvice:
     most: float
     alone: tuple[Layout, float] | None
     """The best of one machine, where several are advised."""
+    tried: dict[Layout, float]
+    """All that were simulated, best first."""
     unfit: tuple[str, ...]
 
     @property
@@ -91,19 +96,32 @@ def _simulate(trial: _Trial) -> float:
 
 
 def advise(home: Home, each: Each = map) -> MachineAdvice:
-    """The fastest of the layouts that fit. Of those as fast within 2 %, the one with fewest machines. Raises
-    DoesNotFitError, ConfigError."""
+    """The fastest of the layouts that fit, with the eviction that suits it. Of those as fast within 2 %, the one with
+    fewest machines, and lrfu. Raises DoesNotFitError, ConfigError."""
     found = _ranked(home)
     one = [layout for layout in found if len(layout.machines) == 1][:1]
     tried = list(dict.fromkeys([*found[:_SIMULATED], *one]))
-    rates = dict(zip(tried, each(_simulate, [_Trial(home.base, layout, LIKE_TEXT) for layout in tried]), strict=True))
-    enough = max(rates.values()) / _GAIN
-    best = min(rates, key=lambda layout: (rates[layout] < enough, len(layout.machines), -rates[layout]))
+    rates = _rates(home, tried, each)
+    best = _best(rates)
+    if best.keeps == CACHE:
+        rates |= _rates(home, [replace(best, eviction=name) for name in EVICTIONS], each)
+        best = _best({layout: rate for layout, rate in rates.items() if layout.machines == best.machines})
     ends = [_Trial(home.base, best.at_rates(LEAST_RATES), LEAST_ROUTES), _Trial(home.base, best, MOST_ROUTES)]
     least, most = each(_simulate, ends)
-    rate = rates[best]
+    rate, ranked = rates[best], dict(sorted(rates.items(), key=lambda item: -item[1]))
     alone = (one[0], rates[one[0]]) if one and len(best.machines) > 1 else None
-    return MachineAdvice(home, best, rate, min(least, rate), max(most, rate), alone, tuple(_unfit(home, best)))
+    return MachineAdvice(home, best, rate, min(least, rate), max(most, rate), alone, ranked, tuple(_unfit(home, best)))
+
+
+def _rates(home: Home, chosen: Sequence[Layout], each: Each) -> dict[Layout, float]:
+    trials = [_Trial(home.base, layout, LIKE_TEXT) for layout in chosen]
+    return dict(zip(chosen, each(_simulate, trials), strict=True))
+
+
+def _best(rates: dict[Layout, float]) -> Layout:
+    """The first of those with fewest machines among the fastest."""
+    enough = max(rates.values()) / _GAIN
+    return min((one for one in rates if rates[one] >= enough), key=lambda layout: len(layout.machines))
 
 
 def improve(advice: MachineAdvice, each: Each = map) -> list[Improvement]:

@@ -87,6 +87,8 @@ class Layout:
     shadow: Place | None = None
     scheme: str = "none"
     """The shadow's."""
+    eviction: str = "lrfu"
+    """The residency, where experts are kept in a cache."""
 
     @property
     def machines(self) -> tuple[Machine, ...]:
@@ -117,13 +119,13 @@ class Layout:
         if self.keeps == ALL:
             return "fully-cached"
         if self.shadow:
-            return "od-moe" if self.keeps == NONE else "sep-arc"
+            return "od-moe"
         return "lrfu-prefetch" if len(self.machines) == 1 else "on-demand"
 
     @property
     def system(self) -> SystemConfig:
         """As it is simulated: loads that take no time stand for slots that are never evicted."""
-        residency = {ALL: "none", NONE: "none", CACHE: "arc" if self.shadow else "lrfu"}[self.keeps]
+        residency = self.eviction if self.keeps == CACHE else "none"
         return SystemConfig(predictor="sep" if self.shadow else "none", residency=residency)
 
     def at_rates(self, share: float) -> Layout:

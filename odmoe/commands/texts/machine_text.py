@@ -17,8 +17,9 @@ _ROLES = {"main": "main node", "shadow": "shadow", "worker": "experts", "node": 
 
 def advice_text(advice: MachineAdvice) -> str:
     """The answer in words, what it takes of each machine, and how to run it."""
-    sentence = [*_answer(advice), *(f"Does not fit: {what}" for what in advice.unfit)]
-    lines = [*wrap(". ".join(sentence) + "."), "", *table(_memory(advice)), "", "To run it:", ""]
+    sentence = [*_answer(advice), *([f"Does not fit: {'; '.join(advice.unfit)}"] if advice.unfit else [])]
+    tried = {"tried": "; ".join(f"{_layout(one)}: {rate:.2f} tokens/s" for one, rate in advice.tried.items())}
+    lines = [*wrap(". ".join(sentence) + "."), "", *table(_memory(advice) | tried), "", "To run it:", ""]
     return "\n".join([*lines, *(part for line in _commands(advice) for part in wrap(line, "  ", "      ")), ""])
 
 
@@ -51,6 +52,7 @@ def as_dict(advice: MachineAdvice, changes: Sequence[Improvement]) -> dict[str, 
         "memory_used_share": advice.used_bytes / advice.given_bytes,
         "experts_with_slots_share": advice.cached,
         "store_bytes": layout.model.store_bytes,
+        "tried": [{"what": _layout(one), "tokens_per_s": rate} for one, rate in advice.tried.items()],
         "does_not_fit": list(advice.unfit),
         "helps_most": changes[0]._asdict() if changes else None,
         "changes": [one._asdict() for one in changes],
@@ -66,7 +68,7 @@ def _answer(advice: MachineAdvice) -> Iterator[str]:
     idle = len(advice.home.machines) - len(layout.machines)
     if len(layout.machines) == 1:
         on = _where(layout.main) if layout.main == layout.seats[0].place else on
-        yield f"Run {layout.preset} on {on}" + (f"; the other {_many(idle)} would not make it faster" if idle else "")
+        yield f"Run {_system(layout)} on {on}" + (f"; the other {_many(idle)} would not make it faster" if idle else "")
     else:
         left = f"; {_many(idle)} more would not make it faster" if idle else ""
         yield f"Run {_system(layout)} on {_many(len(layout.machines))}: {on}{left}"
@@ -107,9 +109,10 @@ def _commands(advice: MachineAdvice) -> Iterator[str]:
     if len(layout.machines) == 1:
         room = layout.slots * layout.model.expert_bytes / 1e9
         memory = "" if layout.keeps == ALL else f" --device-memory {room:.1f}GB"
-        yield f"odmoe serve -m MODEL --system {layout.preset} --workers 1{memory}{flags}"
+        other = f" --residency {layout.eviction}" if layout.keeps == CACHE and layout.eviction != "lrfu" else ""
+        yield f"odmoe serve -m MODEL --system {layout.preset}{other} --workers 1{memory}{flags}"
         return
-    system = f"--system {layout.preset}" + (" --residency lrfu" if layout.preset == "on-demand" else "")
+    system = f"--system {layout.preset}" + (f" --residency {layout.eviction}" if layout.keeps == CACHE else "")
     system += f" --shadow {layout.scheme}" if layout.shadow else ""
     group = min(layout.model.top_k, len(seats))
     yield f"odmoe serve -m MODEL --cluster FILE.yaml {system} --group-size {group}{flags}"
@@ -152,7 +155,20 @@ def _machine_lines(machines: Sequence[Machine]) -> Iterator[str]:
 
 
 def _system(layout: Layout) -> str:
-    return f"{layout.preset} with an lrfu cache" if layout.preset == "on-demand" else layout.preset
+    named = layout.preset == "lrfu-prefetch" and layout.eviction == "lrfu"
+    return f"{layout.preset} with an {layout.eviction} cache" if layout.keeps == CACHE and not named else layout.preset
+
+
+def _layout(layout: Layout) -> str:
+    """In a word or two."""
+    main, experts = (_device(place) for place in (layout.main, layout.seats[0].place))
+    on = main if main == experts else f"{main} and {experts}"
+    shadow = f", shadow {layout.scheme}" if layout.shadow else ""
+    return f"{_system(layout)} on {_many(len(layout.machines))} ({on}{shadow})"
+
+
+def _device(place: Place) -> str:
+    return "GPU" if place.on_gpu else "CPU"
 
 
 def _residency(layout: Layout) -> str:
