@@ -70,7 +70,7 @@ def _layers_s(rows: int) -> float:
     model = Qwen3Model(config).to(torch.bfloat16).eval()
     for layer in model.modules():
         if isinstance(layer, torch.nn.Linear):
-            layer.forward = FAST.bind(layer.weight)  # type: ignore[method-assign]
+            layer.forward = FAST.bind(layer.weight)  # type: ignore[method-assign, assignment]
     ids = torch.ones(1, rows, dtype=torch.long)
     return _least(lambda: model(ids, use_cache=True)) / _LAYERS
 
