@@ -127,6 +127,8 @@ def plan(model: str | os.PathLike[str], **settings: Unpack[PlanKeywords]) -> Pla
     `model`: a directory, its config.json, a GGUF file, a store, or org/name on the Hub. `settings`: those of `odmoe
     plan --help`, with underscores. Raises ConfigError, CheckpointError, DoesNotFitError.
     """
+    if lines := {"machine", "cluster"} & {*settings}:  # no keywords for a type checker
+        raise ConfigError(f"{min(lines)} is a setting of the command line; run odmoe plan --machine ... --json")
     path = path_of("model", model, "a directory, its config.json, a GGUF file, a store, or org/name on the Hub")
     with named_as_keywords():
         return report_of(

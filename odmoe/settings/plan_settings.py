@@ -51,8 +51,7 @@ class PlanSettings(Table):
     machine: tuple[str, ...] = setting(
         (),
         MACHINE,
-        "Machines that you have, and plan what to run on them: 'pc x3: ram=32GB disk=3.5GB/s gpu=8GB'. Also cores=, "
-        "memory=RATE, net=, gpu-memory=RATE; what is left out is as in the profile",
+        "What you have: 'pc x3: ram=32GB gpu=8GB'",
         heading="Cluster",
         common=True,
         keyword=False,
@@ -60,7 +59,7 @@ class PlanSettings(Table):
     cluster: str | None = setting(
         None,
         "a file",
-        "Cluster file whose hosts --machine describes: by name (main, worker-0), or all the rest",
+        "Cluster file whose hosts --machine describes",
         heading="Cluster",
         keyword=False,
     )

@@ -43,7 +43,7 @@ def kinds(annotation: Any) -> set[Any]:
     ("told", "table", "elsewhere"),
     [
         (odmoe.LoadKeywords, Settings, {"model", "cluster", "chat", "system_prompt"}),
-        (odmoe.PlanKeywords, PlanSettings, {"model"}),
+        (odmoe.PlanKeywords, PlanSettings, {"model", "machine", "cluster"}),
         (odmoe.SimulateKeywords, SimulateSettings, {"replay"}),
     ],
 )

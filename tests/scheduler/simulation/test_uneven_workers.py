@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from scheduler.simulation.requests import random_arrivals
-from scheduler.simulation.scenario import Scenario
+from scheduler.simulation.scenario import OwnTimes, Scenario
 from scheduler.simulation.simulate import simulate_requests
 from scheduler.timing.profile import find_profile
 
@@ -27,6 +29,16 @@ def decode_speed(speeds: tuple[float, ...], requests: int) -> float:
 def test_a_slow_worker_costs_little_more_than_its_own_share(speeds: tuple[float, ...], requests: int) -> None:
     allowed = decode_speed(EQUAL, requests) * sum(speeds) / len(speeds)
     assert decode_speed(speeds, requests) >= 0.9 * allowed
+
+
+def test_times_of_a_worker_are_the_same_as_its_speed() -> None:
+    profile = find_profile("rtx3090-1gbe")
+    slow = OwnTimes(1, 2 * profile.load_s, 2 * profile.expert_s)
+    uneven = (slow, *[OwnTimes(1, profile.load_s, profile.expert_s)] * 7)
+    scenario = Scenario(profile, tokens=16, uneven=uneven)
+    found = simulate_requests(scenario, random_arrivals(scenario, 0.97)).decode_tokens_per_s
+    by_speed = replace(scenario, uneven=(), speeds=(0.5, *EQUAL[1:]))
+    assert found == simulate_requests(by_speed, random_arrivals(by_speed, 0.97)).decode_tokens_per_s
 
 
 def test_a_cluster_that_is_slower_as_a_whole_keeps_the_papers_ring() -> None:

@@ -25,7 +25,7 @@ from support.machines.cli import CommandLine
 
 SCREEN = 24
 TABLES: dict[str, type[Table]] = {"generate": Settings, "simulate": SimulateSettings, "plan": PlanSettings}
-NUMBER_OF_COMMON = {"generate": 10, "simulate": 10, "plan": 7}
+NUMBER_OF_COMMON = {"generate": 10, "simulate": 10, "plan": 8}
 OF_ONE_ANSWER = ("max_new_tokens", "seed", "stop", "ignore_eos", "chat", "system_prompt", "trace", "record")
 """A request says these itself; trace and recording would grow without end."""
 OWN = {"generate": ("prompts", "json", "quiet"), "simulate": ("json",), "plan": ("json",)}
