@@ -50,8 +50,8 @@ def reads(shape: ModelShape, answer: list[Gate], slots: int, hot: list[ExpertId]
         table.on_loaded(0, expert, loads)
         return held
 
-    for expert in reversed(hot[:slots]):
-        load(expert)
+    for before in reversed(hot[:slots]):
+        load(before)
     for number, (visit, rows) in enumerate(answer):
         table.residency.on_gate_fired(visit, rows, (), visit.position == 0)
         for expert in rows:

@@ -54,6 +54,7 @@ class Scripted:
     moves: int = 1000
     name: str = "scripted"
     device: str = "cpu"
+    tier: None = None
     asked: list[tuple[int, int, int]] = field(default_factory=list)
 
     def load(
