@@ -88,11 +88,6 @@ class Report:
     """By worker: the most experts that were in its slots at once."""
     bytes_loaded: int
 
-    held_loads: int
-    """Of `loads`, those of experts that were in host memory, a tier between disk and slots (`--host-memory`)."""
-    host_memory_bytes: list[int]
-    """By worker: most bytes of that tier, from its buffers. 0 without it, and where the slots are host memory."""
-
     finish: str
     """`stop` (end-of-sequence token, or the last token of a text that a schema lets end nowhere else), `stop_text`,
     `length` (max_new_tokens) or `context` (full)."""
@@ -138,6 +133,10 @@ class Report:
     read_again: int = 0
     """Times that all tokens so far were read again, as the model's own `generate` does: Phi-MoE once, where its rotary
     factors change."""
+    held_loads: int = 0
+    """Of `loads`, those of experts that were in host memory, a tier between disk and slots (`--host-memory`)."""
+    host_memory_bytes: list[int] = field(default_factory=list)
+    """By worker: most bytes of that tier, from its buffers. 0 without it, and where the slots are host memory."""
     lost_s: float | None = None
     """With a profile: by how much of `ttft_s` and `decode_s` the machine was too slow for it, at least. None without.
     Seconds that the process of the main node has lost: on a cluster of several, its own alone."""

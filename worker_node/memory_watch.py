@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable
 
 from wire import runtime
-from worker_node.loaders.host_tier import HostTier
+from worker_node.loaders.base import Tier
 
 EVERY_S = 1.0
 """How often it looks."""
@@ -18,7 +18,7 @@ class MemoryWatch:
     """Looks at the machine's free memory on a thread of its own. `loading`: held while the tier changes. `on_shrunk`:
     called with the host slots that are left, on that thread."""
 
-    def __init__(self, name: str, tier: HostTier, loading: runtime.Lock, on_shrunk: Callable[[int], None]) -> None:
+    def __init__(self, name: str, tier: Tier, loading: runtime.Lock, on_shrunk: Callable[[int], None]) -> None:
         self._name = name
         self._tier = tier
         self._loading = loading

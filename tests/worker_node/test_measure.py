@@ -41,7 +41,7 @@ class Clock(RealPace):
     def begin_load(self, at: float) -> float:
         return self.at
 
-    def end_load(self, cancelled: threading.Event, share: float = 1.0) -> float:
+    def end_load(self, cancelled: threading.Event, share: float = 1.0, held: bool = True) -> float:
         self.at += self.seconds.pop(0)
         return self.at
 
@@ -54,6 +54,7 @@ class Scripted:
     moves: int = 1000
     name: str = "scripted"
     device: str = "cpu"
+    tier: None = None
     asked: list[tuple[int, int, int]] = field(default_factory=list)
 
     def load(

@@ -5,16 +5,36 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import torch
 
 from checkpoint.store import ExpertStore
+from scheduler.types import ExpertId
 from worker_node.loaders.digest import BlobDigest
 from worker_node.pace import Pace, RealPace
 
-if TYPE_CHECKING:
-    from worker_node.loaders.host_tier import HostTier
+
+class Tier(Protocol):
+    """Host memory between disk and slots, in which the scheduler decides what stays. For one thread at a time."""
+
+    slots: int
+    """Experts for which there is room; fewer once the machine ran short of memory."""
+    bytes_max: int
+    """Most bytes at once, measured from the buffers."""
+
+    def assign(self, slot: int | None, expert: ExpertId, form: str) -> bool:
+        """The next load of the expert goes through this slot, and stays there; None: through none. Returns whether it
+        is there already."""
+
+    def drop(self, expert: ExpertId) -> None:
+        """Its bytes are not trusted any more."""
+
+    def clear(self) -> None:
+        """All experts go; the memory stays."""
+
+    def relieve(self) -> bool:
+        """Give memory back if little is left on this machine. Returns whether there are fewer slots now."""
 
 
 class Loader(Protocol):
@@ -24,8 +44,8 @@ class Loader(Protocol):
     device: str
     """The slots' device, as torch names it."""
     pace: Pace
-    tier: HostTier | None
-    """Host memory between disk and slots, if the scheduler decides what stays there."""
+    tier: Tier | None
+    """None: the loader brings all experts the same way."""
 
     def prepare(self, slots: list[torch.Tensor]) -> None:
         """Called once, first, with the buffers of all slots. Memory for loading is allocated here."""
@@ -58,7 +78,7 @@ class HostLoader:
     """A base class for slots in ordinary memory: nothing to prepare, to open again or to wait for."""
 
     device = "cpu"
-    tier: HostTier | None = None
+    tier: Tier | None = None
     piece_bytes: int
     """Moved between two checks for a cancellation."""
 

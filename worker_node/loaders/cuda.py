@@ -10,6 +10,7 @@ import torch
 
 from checkpoint.store import ExpertStore
 from scheduler.errors import ConfigError
+from worker_node.loaders.base import Tier
 from worker_node.loaders.digest import BlobDigest
 from worker_node.loaders.host_tier import HostTier
 from worker_node.loaders.slab import HostSlab, shared_slab
@@ -59,7 +60,8 @@ class CudaLoader:
             )
         self.device = device
         self.pace: Pace = RealPace()
-        self.tier = tier
+        self.tier: Tier | None = tier
+        self._files = tier.disk if tier is not None else None
         self._source: HostSlab | HostTier | None = tier or shared_slab(store, True, forms)
         self._copying = torch.cuda.Stream(device)
         self._marks: dict[int, _Marks] = {}
@@ -129,12 +131,12 @@ class CudaLoader:
             marks.left.record(stream)
 
     def reopen(self) -> None:
-        if self.tier is not None:
-            self.tier.disk.reopen()
+        if self._files is not None:
+            self._files.reopen()
 
     def close(self) -> None:
         """Wait for copies and computations in flight. The memory is freed with the last loader of its store."""
         torch.cuda.synchronize(self.device)
-        self._source = None
-        if self.tier is not None:
-            self.tier.close()
+        source, self._source = self._source, None
+        if isinstance(source, HostTier):
+            source.close()

@@ -71,8 +71,7 @@ class HostTier:
         return sum(area.memory.untyped_storage().nbytes() for area in (*self._areas, *passing))
 
     def assign(self, slot: int | None, expert: ExpertId, form: str) -> bool:
-        """The next load of the expert goes through this slot, and stays there; None: through none. Returns whether it
-        is there already."""
+        """See `Tier`."""
         at = self._slot_of.get(expert)
         if at is not None and (at != slot or self._content[at] != (expert, form)):
             self._clear(at)
@@ -123,7 +122,7 @@ class HostTier:
             self._clear(slot)
 
     def relieve(self) -> bool:
-        """Give areas back if little memory is left on this machine. Returns whether there are fewer slots now."""
+        """See `Tier`."""
         left = self._available()
         return left < LEAST_SPARE and self._shrink(SPARE - left)
 

@@ -41,7 +41,7 @@ def test_tokens_and_logits_stay_while_experts_are_evicted_from_host_memory(
 def test_the_slots_of_a_cache_on_a_processor_are_its_host_memory(demo_store: Callable[[str], Any]) -> None:
     store = demo_store("float32")
     count = sum(len(layer.blobs) for layer in store.manifest.layers.values())
-    cached = {"model": "demo", "system": "on-demand", "residency": "lru", "workers": 2}
+    cached: dict[str, Any] = {"model": "demo", "system": "on-demand", "residency": "lru", "workers": 2}
     found = resources(Settings(**cached, host_memory="50%"), store)
     assert (found.slots, found.host_slots) == (count // 4, None), "of two workers"
     assert resources(Settings(**cached), store).host_slots is None
@@ -76,8 +76,9 @@ def test_auto_slots_take_what_is_free_less_a_reserve(
     ],
 )
 def test_what_contradicts_it_is_refused_by_name(given: dict[str, Any], says: str) -> None:
+    asked: dict[str, Any] = {"model": "demo", "system": "on-demand", "workers": 1, "host_memory": "2GB"}
     with pytest.raises(ConfigError, match=says):
-        Settings(**({"model": "demo", "system": "on-demand", "workers": 1, "host_memory": "2GB"} | given))
+        Settings(**(asked | given))
 
 
 def test_memory_for_less_than_an_expert_of_each_worker_is_refused(demo_store: Callable[[str], Any]) -> None:

@@ -19,6 +19,7 @@ class DeviceLoader:
     """In the place of the CUDA loader."""
 
     name = "device"
+    tier = None
 
     def __init__(self, store: ExpertStore, device: str) -> None:
         self.device = device

@@ -54,6 +54,7 @@ GOOD: dict[type, Any] = {
         9, "w", 2, 900, "cpu", "disk", "box", 7, "a processor", 1800, 1e9, 1e-3, 1e-4, ("",), (0.1,), (0.0,), (True,)
     ),
     w.Held: w.Held(True, (1, 0, 2, 1, 4, 4, 3, 1, 3)),
+    w.HostShrunk: w.HostShrunk(3),
     w.Loaded: w.Loaded(1, 900, 0.1),
     w.Computed: w.Computed(1, rows(2, 64), 0.1),
     w.WorkerUsage: w.WorkerUsage(2, 1800, 5, 4500, 5),
