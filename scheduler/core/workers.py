@@ -13,7 +13,7 @@ from scheduler.core.homes import Homes
 from scheduler.core.state import Demand, LayerVisit, State, Worker
 from scheduler.errors import ConfigError
 from scheduler.policies.placement import Costs
-from scheduler.policies.residency.base import NoCache, Residency
+from scheduler.policies.residency.base import Residency
 
 AWAY = 2.0
 """An expert is loaded elsewhere than at its home if that has so many more to load or compute. One of median speed
@@ -37,8 +37,8 @@ class WorkerTable:
         self._grouping = grouping
         self._residency = residency
         self.holders = Holders()
-        self._sticks = not isinstance(residency, NoCache)
-        """In parts, the same expert goes to the same worker, so that caches do not repeat each other."""
+        self.sticks = False
+        """The residency keeps experts: in parts, the same one goes to the same worker."""
         self.homes = Homes(state.shape, self.holders) if residency.has_homes else None
         """Where each expert lives, if the residency gives it one worker and loads it nowhere else."""
 
@@ -144,7 +144,7 @@ class WorkerTable:
             return among[0] if among else None
         visit = demand.visit
         best = self.least_busy(visit.turn, avoid, among) if demand.confirmed else self.spread(visit, among)
-        home = self.holders.home(demand.expert) if self._sticks else best
+        home = self.holders.home(demand.expert) if self.sticks else best
         if home in (best, avoid):
             return best
         near, far = (self._business(number, demand) for number in (home, best))
