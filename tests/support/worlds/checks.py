@@ -140,7 +140,8 @@ def _check_begun(books: Books, named: Count, begun: Count, by_worker: dict[int, 
         return
     for expert in [expert for expert, count in named.items() if count > begun.get(expert, 0)]:
         # others may have nobody make room while something is computed
-        enough = all if books.plan.policy in ("none", "all", "lru") else any
+        crowded = books.plan.stay and bool(books.plan.replicas)  # a holder may have fewer slots than its part
+        enough = all if books.plan.policy in ("none", "all", "lru") and not crowded else any
         holders = {worker: held for worker, held in by_worker.items() if books.holds(worker, expert)}
         full = [worker for worker, held in holders.items() if len(held) == books.room(worker)]
         used = {w: [bool(attempt.uses) for attempt in by_worker[w]] + [True] * books.audits.computing(w) for w in full}
