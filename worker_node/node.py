@@ -43,6 +43,7 @@ from worker_node.loaders.base import Loader
 from worker_node.loaders.load_checks import LoadChecks
 from worker_node.measure import device_costs, load_bandwidth
 from worker_node.module_cache import ModuleCache
+from worker_node.part_watch import PartWatch
 from worker_node.restorer import Restorer
 from worker_node.session import ComputeSession
 from worker_node.slots import Slots
@@ -138,6 +139,7 @@ class Worker:
         self._arithmetic = arithmetic
         self._modules = ModuleCache(MODULES)
         self.sessions: Sessions[_Session] = Sessions()
+        self._part_watch = PartWatch(store, self.sessions, self._on_cpu)
         first = 0, store.manifest.moe_layers[0], forms[0]
         call_s, row_s = self.pace.costs or device_costs(store, partial(self.run, *first))
         self.costs = (call_s + self.pace.restore_s if forms[0] else call_s), row_s
@@ -204,6 +206,7 @@ class Worker:
         return self.store.locate(*expert, form)[1].length / self.store.locate(*expert)[1].length
 
     def close(self) -> None:
+        self._part_watch.close()
         self.sessions.close()
         self.loader.close()
         self.checks.close()
