@@ -44,6 +44,7 @@ from worker_node.measure import device_costs, load_bandwidth
 from worker_node.memory_watch import MemoryWatch
 from worker_node.module_cache import ModuleCache
 from worker_node.occupancy import SlotOccupancy
+from worker_node.part_watch import PartWatch
 from worker_node.restorer import Restorer
 from worker_node.session import ComputeSession
 from worker_node.slots import Slots
@@ -113,7 +114,8 @@ class Worker:
         self._arithmetic = arithmetic
         self._modules = ModuleCache(MODULES)
         self.sessions: Sessions[_Session] = Sessions()
-        self._watch = MemoryWatch(name, loader.tier, self.loading, self._on_shrunk) if loader.tier else None
+        self._memory_watch = MemoryWatch(name, loader.tier, self.loading, self._on_shrunk) if loader.tier else None
+        self._part_watch = PartWatch(store, self.sessions, self._on_cpu)
         first = 0, store.manifest.moe_layers[0], forms[0]
         call_s, row_s = self.pace.costs or device_costs(store, partial(self.run, *first))
         self.costs = (call_s + self.pace.restore_s if forms[0] else call_s), row_s
@@ -193,9 +195,10 @@ class Worker:
         return self.store.locate(*expert, form)[1].length / self.store.locate(*expert)[1].length
 
     def close(self) -> None:
+        self._part_watch.close()
         self.sessions.close()
-        if self._watch is not None:
-            self._watch.close()
+        if self._memory_watch is not None:
+            self._memory_watch.close()
         self.loader.close()
         self.checks.close()
 

@@ -25,6 +25,7 @@ from wire.messages import (
     Compute,
     Computed,
     Failed,
+    Held,
     Load,
     LocalTensor,
     Message,
@@ -93,6 +94,11 @@ class ComputeSession(Session):
             in_parts=self._node.store.held is not None,
             held=flat_ranges(self._node.store.held or ()),
         )
+
+    def send_held(self) -> None:
+        """The store holds other experts than before."""
+        held = self._node.store.held
+        self.send(Held(held is not None, flat_ranges(held or ())))
 
     def admit(self, message: Compute) -> bool:
         """Whether its rows may wait here. A main node that exceeds its credit loses its stream."""

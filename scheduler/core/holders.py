@@ -66,7 +66,7 @@ class Holders:
         what = f"expert {expert.expert} of layer {expert.layer}"
         gone = [f"worker {n} ({why})" for n, (held, why) in sorted(self._gone.items()) if _has(held, expert)]
         if not gone:
-            return f"no worker has ever held {what}"
+            return f"no worker holds {what}, and none that is lost did"
         return f"{what} was held by {', '.join(gone)}, lost since, and by no worker that is connected"
 
 

@@ -432,7 +432,8 @@ class SlotTable:
         entry.stats.preempted += 1
         for demand in entry.users:
             demand.requeue()
-            self._enqueue(worker, demand)
+            stays = self._workers.holders.holds(worker.number, demand.expert)
+            self._enqueue(worker, demand) if stays else self.place(demand)
 
     def _begin_load(self, worker: Worker, demand: Demand) -> None:
         """A warm-up whose expert may not stay is over without a load."""
@@ -451,6 +452,7 @@ class SlotTable:
         worker.slots[slot] = self._state.loads[load_id] = entry
         worker.append_load(entry, self._state.now)
         if keeps:
+            self._workers.sticks = True
             self._state.kept[expert.layer][expert.expert] = entry
             self._end_warm_ups(expert)
         else:

@@ -14,7 +14,7 @@ from scheduler.core.host_memory import HostTable
 from scheduler.core.state import Demand, LayerVisit, State, Worker
 from scheduler.errors import ConfigError
 from scheduler.policies.placement import Costs
-from scheduler.policies.residency.base import NoCache, Residency
+from scheduler.policies.residency.base import Residency
 
 AWAY = 2.0
 """An expert is loaded elsewhere than at its home if that has so many more to load or compute. One of median speed
@@ -40,8 +40,8 @@ class WorkerTable:
         self.holders = Holders()
         self.host_memory = hosts
         """Of all workers."""
-        self._sticks = not isinstance(residency, NoCache)
-        """In parts, the same expert goes to the same worker, so that caches do not repeat each other."""
+        self.sticks = False
+        """The residency keeps experts: in parts, the same one goes to the same worker."""
         self.homes = Homes(state.shape, self.holders) if residency.has_homes else None
         """Where each expert lives, if the residency gives it one worker and loads it nowhere else."""
 
@@ -149,7 +149,7 @@ class WorkerTable:
             return among[0] if among else None
         visit = demand.visit
         best = self.least_busy(visit.turn, avoid, among) if demand.confirmed else self.spread(visit, among)
-        home = self.holders.home(demand.expert) if self._sticks else best
+        home = self.holders.home(demand.expert) if self.sticks else best
         if home in (best, avoid):
             return best
         near, far = (self._business(number, demand) for number in (home, best))

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from unittest.mock import ANY
 
 import psutil
 import pytest
 import xxhash
 
+from checkpoint.held import HELD, held_text
 from checkpoint.store import ExpertStore
 from scheduler.types import ExpertId
 from support.nodes.held import CountedArithmetic, HeldLoader
@@ -25,13 +28,14 @@ from wire.messages import (
     Computed,
     Echo,
     Evict,
+    Held,
     Load,
     Loaded,
     Stamped,
     WorkerReady,
     WorkerUsage,
 )
-from worker_node import node
+from worker_node import node, part_watch
 
 pytestmark = NO_THREAD_FAILS
 BlobOf = Callable[[int, int], bytes]
@@ -317,5 +321,20 @@ def test_a_worker_says_what_it_holds_and_refuses_the_rest_by_name(desk: WorkerDe
     assert (ready.in_parts, ready.held) == (True, (0, 1, 2, 1, 3, 3))
     main.send(Load(5, 0, 0, 0))
     assert "does not hold expert 0 of layer 0; it holds 3 experts" in main.failure("NotHeldError", load_id=5).message
+    main.send(Load(6, 0, 1, 3))
+    assert main.next() == Loaded(6, len(blob(1, 3)), ANY, True)
+
+
+def test_experts_that_come_while_it_serves_are_reported(
+    desk: WorkerDesk, blob: BlobOf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(part_watch, "LOOK_S", 0.05)
+    folder = Path(shutil.copytree(desk.store.path, tmp_path / "part"))
+    (folder / HELD).write_text(held_text([ExpertId(0, 1)]))
+    desk.store = ExpertStore.open(folder)
+    main = desk.welcome(desk.worker())
+    (folder / "next").write_text(held_text([ExpertId(0, 1), ExpertId(0, 2), ExpertId(1, 3)]))
+    (folder / "next").replace(folder / HELD)
+    assert main.next() == Held(True, (0, 1, 2, 1, 3, 3))
     main.send(Load(6, 0, 1, 3))
     assert main.next() == Loaded(6, len(blob(1, 3)), ANY, True)

@@ -17,7 +17,7 @@ from hypothesis import HealthCheck, given, settings
 
 from scheduler.policies.registry import RESIDENCIES
 from support.worlds.drawn_plans import plans
-from support.worlds.plan import Plan, choosing_plan, eventful_plan, random_plan, roomy, stepping_plan
+from support.worlds.plan import Plan, choosing_plan, eventful_plan, parted_plan, random_plan, roomy, stepping_plan
 from support.worlds.world import live
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
@@ -25,8 +25,9 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 WORLDS = int(os.environ.get("ODMOE_WORLDS", "1000"))
 FIRST = int(os.environ.get("ODMOE_FIRST_WORLD", "200"))
 """tests/scheduler/core has the first worlds of each kind."""
-SHARES = {random_plan: 0.2, choosing_plan: 0.2, eventful_plan: 0.3, stepping_plan: 0.3}
-"""Of the worlds: with OD-MoE's choices, with any, drawn towards what is rare, with several requests in lock-step."""
+SHARES = {random_plan: 0.2, choosing_plan: 0.2, eventful_plan: 0.3, stepping_plan: 0.3, parted_plan: 0.3}
+"""Of the worlds: with OD-MoE's choices, with any, drawn towards what is rare, with several requests in lock-step, of a
+store in parts."""
 AUDITING = (0.0, 0.0, 0.05, 0.0, 0.3)
 """By turns."""
 SETTINGS = settings(
@@ -52,7 +53,7 @@ def live_through(make: Callable[[int], Plan]) -> Counter[str]:
     return runs
 
 
-@pytest.mark.parametrize("make", [random_plan, eventful_plan, stepping_plan])
+@pytest.mark.parametrize("make", [random_plan, eventful_plan, stepping_plan, parted_plan])
 def test_the_referee_finds_nothing_wrong(make: Callable[[int], Plan]) -> None:
     live_through(make)
 

@@ -34,6 +34,7 @@ from support.worlds.plan import (
     choosing_plan,
     deadly_plan,
     eventful_plan,
+    parted_plan,
     random_plan,
     roomy,
     stepping_plan,
@@ -196,6 +197,23 @@ def test_worlds_of_several_requests_reach_every_branch_that_is_hard() -> None:
     runs = reached(stepping_plan, 44)
     assert {what: runs[what] for what in OF_STEPS if runs[what] < 8} == {}
     assert {what: runs[what] for what in (*LEFT_STEPS, "closed in a layer") if runs[what] < 2} == {}
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_a_store_in_parts(seed: int) -> None:
+    """If nothing fails, every request is answered."""
+    plan = parted_plan(seed)
+    live(plan)
+    quiet = replace(plan, failing=0.0, faults=(), patience=0)
+    seen = live(roomy(quiet) if quiet.stay else quiet).referee.seen
+    assert not any(what.startswith("failed:") for what in +seen)
+
+
+@pytest.mark.slow
+def test_worlds_of_a_store_in_parts_reach_every_branch_that_is_hard() -> None:
+    runs = reached(parted_plan, 80)
+    expected = {"part changed": 15, "failed: nobody holds it": 2, "failed: no worker": 3, "computed by a host": 3}
+    assert {what: runs[what] for what, count in expected.items() if runs[what] < count} == {}
 
 
 @pytest.mark.slow

@@ -158,7 +158,7 @@ class AuditBooks:
         taken = sum(place[0] == number for place in self._books.slots)
         if taken >= self._books.live[number] or self._books.links[number] or snapshot.workers[number].queued:
             return False
-        return self._rests(event, number, snapshot)
+        return self._books.holds(number, event.expert) and self._rests(event, number, snapshot)
 
     def judge_evict(self, c: t.Evict, commands: Sequence[t.Command]) -> bool:
         """Whether it evicts what an audit has loaded: only before its computation has begun, or after it has failed."""

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Collection
 
 from scheduler import types as t
+from scheduler.held import experts_of
 from support.worlds.audits import AuditBooks
 from support.worlds.plan import Plan
 from support.worlds.records import NOBODY, Attempt, Expert, Gate, Range, Reading, RequestBooks, Use
@@ -38,6 +39,8 @@ class Books:
         self.costs: dict[int, dict[str, float]] = {}
         """Worker -> form -> seconds until an expert in it can compute; empty where unknown."""
         self.slots: dict[tuple[int, int], Attempt] = {}
+        self.held: dict[int, frozenset[t.ExpertId] | None] = {}
+        """Worker -> its part of the store; None: all."""
         self.links: dict[int, list[Attempt]] = {}
         self.hosting: dict[tuple[t.Visit, int], Attempt] = {}
         self.loads: dict[int, Attempt] = {}
@@ -71,6 +74,34 @@ class Books:
         """Workers are missing: those that are there have too few slots."""
         slots = sum(self.live.values())
         return not slots or (self.plan.stay and slots < self.plan.all_experts)
+
+    def holds(self, worker: int, expert: Expert) -> bool:
+        part = self.held[worker]
+        return part is None or expert in part
+
+    def has_host(self, expert: Expert) -> bool:
+        """A host place holds it."""
+        return any(not slots and self.holds(worker, expert) for worker, slots in self.live.items())
+
+    def is_unheld(self, expert: Expert) -> bool:
+        """No worker with slots holds it."""
+        return not any(slots and self.holds(worker, expert) for worker, slots in self.live.items())
+
+    def unheld(self) -> list[t.Visit]:
+        """Visits whose gates have named what no worker holds and what is in no slot for them."""
+        if not self.plan.replicas:
+            return []
+        return [
+            v
+            for v, g in self.gates.items()
+            for number in (g.rows if g.united else ())
+            if self.is_unheld(one := t.ExpertId(v.layer, number)) and v in self.unsent(one)
+        ]
+
+    @property
+    def lacks(self) -> bool:
+        """Requests wait for workers that are missing."""
+        return self.short or bool(self.unheld())
 
     @property
     def plans_ahead(self) -> bool:
@@ -181,10 +212,15 @@ class Books:
                 self.live[event.worker] = event.slots
                 self.costs[event.worker] = {cost.form: cost.load_s + cost.restore_s for cost in event.forms}
                 self.links[event.worker] = []
+                self.held[event.worker] = None if event.held is None else experts_of(event.held)
                 self.seen["joined late"] += now > 0
                 self.seen["host joined"] += event.slots == 0
             case t.WorkerLost():
                 self._lost(event.worker)
+            case t.HoldingsChanged():
+                self.held[event.worker] = None if event.held is None else experts_of(event.held)
+                self.smooth = False
+                self.seen["part changed"] += 1
             case t.ShadowJoined():
                 self.shadow = True
             case t.ShadowLost():

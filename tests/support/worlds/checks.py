@@ -52,13 +52,17 @@ def check_settled(books: Books, core: Core) -> None:
             _add(begun, attempt.load.expert)
     lacking = named.keys() - in_slots.keys() - begun.keys()
     assert core.workers == sorted(books.live)
-    assert (core.shortfall is not None) == books.short
+    suspects = any(books.is_unheld(expert) for expert in core.waiting)
+    assert (core.shortfall is not None) == books.lacks or suspects
     if books.short:
         _check_waiting(books, named, predicted, core)
         return
     named = _without_suspects(books, named, core)
+    named = {expert: count for expert, count in named.items() if not books.is_unheld(expert)}
     lacking &= named.keys()
-    roomy = books.plan.stay and not any(books.audits.computing(worker) for worker in by_worker)
+    roomy = (
+        books.plan.stay and not books.plan.replicas and not any(books.audits.computing(worker) for worker in by_worker)
+    )
     assert not lacking or not roomy, f"named, not loaded, and there is room: {lacking}"
     _check_waits(books, named, predicted, {*in_slots, *begun}, by_worker)
     _check_begun(books, named, begun, by_worker)
@@ -98,7 +102,7 @@ def _check_links(books: Books) -> None:
 
 def _check_waiting(books: Books, named: Count, predicted: Count, core: Core) -> None:
     """Workers are missing. If all are: what is needed waits, and nothing else."""
-    waiting: set[Expert] = set(core.waiting)
+    waiting: set[Expert] = {*core.waiting, *core.snapshot().unheld}
     if not sum(books.live.values()):
         needed = {*named, *(e for e in predicted if books.failures[e] < MAX_FAILURES)}
         assert needed <= waiting, f"{needed - waiting} are needed, and do not wait"
@@ -122,21 +126,24 @@ def _check_waits(
     books: Books, named: Count, predicted: Count, there: set[Expert], by_worker: dict[int, list[Attempt]]
 ) -> None:
     """No load waits that could begin."""
-    full = [worker for worker, held in by_worker.items() if len(held) == books.room(worker)]
     hoped = {e for e in predicted if books.failures[e] < MAX_FAILURES} if books.plan.policy == "none" else set[Expert]()
-    if {*named, *hoped} - there and not full:
-        busy = any(len(books.links[worker]) >= PREFETCHES for worker in by_worker)
-        assert busy, "something is wanted and every worker has a free slot and an idle link"
+    for expert in {*named, *hoped} - there:
+        holders = [worker for worker in by_worker if books.holds(worker, expert)]
+        full = [worker for worker in holders if len(by_worker[worker]) == books.room(worker)]
+        busy = any(len(books.links[worker]) >= PREFETCHES for worker in holders)
+        assert full or busy or not holders, "something is wanted and every holder has a free slot and an idle link"
 
 
 def _check_begun(books: Books, named: Count, begun: Count, by_worker: dict[int, list[Attempt]]) -> None:
     """No rows wait that could be sent."""
     if books.plan.prefill == "in-turn":  # what is loaded in turn is named, though not sent yet
         return
-    if any(count > begun.get(expert, 0) for expert, count in named.items()):
+    for expert in [expert for expert, count in named.items() if count > begun.get(expert, 0)]:
         # others may have nobody make room while something is computed
-        enough = all if books.plan.policy in ("none", "all", "lru") else any
-        full = [worker for worker, held in by_worker.items() if len(held) == books.room(worker)]
+        crowded = books.plan.stay and bool(books.plan.replicas)  # a holder may have fewer slots than its part
+        enough = all if books.plan.policy in ("none", "all", "lru") and not crowded else any
+        holders = {worker: held for worker, held in by_worker.items() if books.holds(worker, expert)}
+        full = [worker for worker, held in holders.items() if len(held) == books.room(worker)]
         used = {w: [bool(attempt.uses) for attempt in by_worker[w]] + [True] * books.audits.computing(w) for w in full}
         stuffed = [worker for worker in full if enough(used[worker])]
         assert stuffed, "a named expert waits though every worker could make room"

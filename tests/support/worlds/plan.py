@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from random import Random
 
-from scheduler.types import Compute, Load, ModelShape
+from scheduler.types import Compute, ExpertId, Load, ModelShape
 
 POLICIES = ("none", "all", "lru", "even", "quota")
 """Residencies of `policies.py`; a plan may name one of the product's as well."""
@@ -17,6 +17,8 @@ AWAY = 60
 LOST = 120
 """Ticks after which a worker that was lost joins again, at most."""
 FAULTS = ("die", "join", "cancel", "shadow-lost", "shadow-join")
+COPY = "copy"
+"""A fault in parts, drawn apart: a worker's part is another from now on."""
 BLIP = "blip"
 """A fault as well, drawn apart: all workers die at once, or nearly."""
 
@@ -84,6 +86,24 @@ class Plan:
     poison: Poison | None = None
     flapping: int = 0
     host_slots: int = 0
+    replicas: int = 0
+    """How many workers with slots hold each expert, of a store in parts; a host place holds half of them. 0: all hold
+    all."""
+
+    def held(self, worker: int, again: int = 0) -> frozenset[ExpertId] | None:
+        """Its part; `again`: after so many changes, each of which may add to it or draw it anew."""
+        if not self.replicas:
+            return None
+        place = worker % len(self.slots)
+        able = [number for number, slots in enumerate(self.slots) if slots]
+        part = set()
+        for layer in range(self.layers):
+            for expert in range(self.experts):
+                rng = Random(f"part {self.seed}/{again and worker}/{again}/{layer}/{expert}")
+                holders = rng.sample(able, min(self.replicas, len(able)))
+                if place in holders if self.slots[place] else rng.random() < 0.5:
+                    part.add(ExpertId(layer, expert))
+        return frozenset(part)
 
     @property
     def all_experts(self) -> int:
@@ -197,6 +217,15 @@ def stepping_plan(seed: int) -> Plan:
     )
     plan = _with_blips(plan, 0.3)
     return roomy(plan) if plan.stay and rng.random() < 0.9 else plan
+
+
+def parted_plan(seed: int) -> Plan:
+    """Any world, with a store in parts, some of which change while it lives."""
+    rng = Random(f"parted {seed}")
+    plan = (random_plan, choosing_plan, eventful_plan, stepping_plan)[seed % 4](seed)
+    copies = [(rng.randint(0, 300), COPY, rng.randint(0, 11)) for _ in range(rng.choice((0, 0, 1, 3)))]
+    faults = tuple(sorted((*plan.faults, *copies)))
+    return replace(plan, faults=faults, replicas=rng.choice((1, 1, 2, 2, 3)))
 
 
 def deadly_plan(seed: int) -> Plan:

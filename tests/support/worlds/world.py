@@ -20,6 +20,7 @@ from scheduler import types as t
 from scheduler.alignment import Alignment
 from scheduler.core.groups import RoundRobin
 from scheduler.core.machine import Core
+from scheduler.held import ranges_of
 from scheduler.policies.predictors.base import Scores
 from scheduler.policies.residency.base import NoCache, Residency
 from scheduler.policies.residency.lrfu import LRFU
@@ -27,7 +28,7 @@ from scheduler.policies.strategy import Strategy
 from support.scheduling.policies import placement_of, precision_of, predictor_of, residency_of, router_of
 from support.worlds.audits import AuditRequests
 from support.worlds.overheard import overheard
-from support.worlds.plan import AWAY, BLIP, LOST, Plan
+from support.worlds.plan import AWAY, BLIP, COPY, LOST, Plan
 from support.worlds.referee import Referee
 from support.worlds.worker import WorldWorker
 
@@ -325,8 +326,10 @@ class World:
         if number not in self.workers:
             self.workers[number] = WorldWorker(self, number)
             slots = self.plan.slots[number % len(self.plan.slots)]
-            forms, held = FORM_COSTS[number % 3] if self.plan.forms else (), self.plan.host_slots if slots else 0
-            self.post(t.WorkerJoined(number, slots, forms=forms, host_slots=held))
+            forms, hosted = FORM_COSTS[number % 3] if self.plan.forms else (), self.plan.host_slots if slots else 0
+            held = self.plan.held(number)
+            part = None if held is None else ranges_of(held)
+            self.post(t.WorkerJoined(number, slots, forms=forms, host_slots=hosted, held=part))
             if self.plan.flapping and not all(main.over for main in self.mains.values()):
                 self.at(self.ticks(self.plan.flapping), partial(self.kill, self.workers[number]))
 
@@ -346,6 +349,12 @@ class World:
                 self.at(self.ticks(last), partial(self.lose, worker))
         elif what == "join":
             self.join(whom)
+        elif what == COPY and self.workers:
+            number = sorted(self.workers)[whom % len(self.workers)]
+            part = self.plan.held(number, 1 + self.now) or frozenset()
+            if self.now % 3:
+                part |= self.referee.books.held[number] or frozenset()
+            self.post(t.HoldingsChanged(number, ranges_of(part)))
         elif what == "cancel" and (mains := [main for main in self.mains.values() if not main.over]):
             held = [main for main in mains if main.number in self.referee.held]
             awaited = [main for main in self.step if main not in held] if held else []
@@ -365,7 +374,7 @@ class World:
 
     def time_wait(self) -> None:
         """Requests wait for workers that are missing: not for ever."""
-        if not (self.referee.books.short and any(not main.over for main in self.mains.values())):
+        if not (self.referee.books.lacks and any(not main.over for main in self.mains.values())):
             self._wait = None
         elif self._wait is None:
             self._wait = object()
@@ -373,7 +382,8 @@ class World:
 
     def expire(self, wait: object) -> None:
         """The workers may be back, and this says so too late."""
-        if self._wait is wait or not self.referee.books.short:
+        if self._wait is wait or not self.referee.books.lacks:
+            self._wait = None
             self.post(t.WorkerWaitExpired(f"nobody came until {self.now}"))
 
 

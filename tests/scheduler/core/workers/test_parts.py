@@ -118,11 +118,15 @@ def test_a_cache_loads_an_expert_at_its_home_unless_that_is_much_busier() -> Non
     holders = Holders()
     for number in range(2):
         holders.on_worker_joined(number, 8, part(*range(EXPERTS - 1)))
-    homes = [holders.home(t.ExpertId(0, expert)) for expert in range(EXPERTS - 1)]
+    homes = [holders.home(t.ExpertId(1, expert)) for expert in range(EXPERTS - 1)]
     assert set(homes) == {0, 1}
     mine = [expert for expert, home in enumerate(homes) if home == homes[0]]
     d.open()
-    d.gate(0, *mine)
+    d.gate(0, 0)
+    ((worker, _),) = d.in_slots
+    d.loaded(worker)
+    d.computed(worker)  # the first that stays: there is a cache
+    d.gate(1, *mine)
     loaded = [load.worker for load in d.raw if isinstance(load, t.Load)]
     assert len(mine) > AWAY
     assert Counter(loaded)[homes[0]] - Counter(loaded)[1 - homes[0]] in (AWAY - 1, AWAY)
@@ -204,7 +208,9 @@ def test_what_nobody_ever_held_is_said_so() -> None:
     d = in_parts((0, 1))
     d.open()
     d.gate(0, 5)
-    assert d.do(t.WorkerWaitExpired("too long")) == ["fail 1: no worker has ever held expert 5 of layer 0; too long"]
+    assert d.do(t.WorkerWaitExpired("too long")) == [
+        "fail 1: no worker holds expert 5 of layer 0, and none that is lost did; too long"
+    ]
 
 
 def test_the_holder_is_back_in_time() -> None:
