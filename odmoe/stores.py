@@ -81,8 +81,8 @@ def check_whole(store: ExpertStore) -> ExpertStore:
     if store.held is None:
         return store
     raise StoreMismatchError(
-        f"{store.path} is a part of a store, with {len(store.held)} of its experts, for a worker; give the whole store, "
-        "or the model that it was made of"
+        f"{store.path} is a part of a store, with {len(store.held)} of its experts, for a worker; give the whole "
+        "store, or the model that it was made of"
     )
 
 
