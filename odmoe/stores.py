@@ -18,7 +18,7 @@ from checkpoint.quantisation import Quantisation
 from checkpoint.sharding.partial_store import sweep
 from checkpoint.sharding.source import Source, open_source
 from checkpoint.store import ExpertStore
-from scheduler.errors import CorruptCheckpointError, CorruptStoreError, StoreWriteError
+from scheduler.errors import CorruptCheckpointError, CorruptStoreError, StoreMismatchError, StoreWriteError
 
 if TYPE_CHECKING:
     from checkpoint.sharding.shard import Made
@@ -65,13 +65,25 @@ def prepare_store(
             opened = made.store
             if made.written:
                 opened.trust(stamps_dir())
-        opened.verify_once(stamps_dir(), progress and (lambda done, total: progress("verify", done, total)))
+        check_whole(opened).verify_once(
+            stamps_dir(), progress and (lambda done, total: progress("verify", done, total))
+        )
     except CorruptStoreError as error:
         if cached is None:
             raise
         raise CorruptStoreError(f"{error}; remove {cached}, and the next run makes it again") from error
     _note_use(opened, model)
     return opened if forms_needed is None else with_forms(opened, forms_needed(opened), progress)
+
+
+def check_whole(store: ExpertStore) -> ExpertStore:
+    """The store. Raises StoreMismatchError for a part of one."""
+    if store.held is None:
+        return store
+    raise StoreMismatchError(
+        f"{store.path} is a part of a store, with {len(store.held)} of its experts, for a worker; give the whole "
+        "store, or the model that it was made of"
+    )
 
 
 def with_forms(store: ExpertStore, forms: Sequence[str], progress: Progress | None = None) -> ExpertStore:

@@ -14,7 +14,7 @@ from odmoe.machines.ship import manifest_digest
 from odmoe.machines.ship_parts import Parts, plan_parts, push_parts
 from odmoe.machines.ssh import Ssh
 from odmoe.machines.table import copying
-from odmoe.stores import open_verified
+from odmoe.stores import check_whole, open_verified
 from odmoe.terminal import Terminal, megabytes
 from scheduler.errors import ConfigError, HostError, LaunchError
 
@@ -29,7 +29,7 @@ def restore_parts(file: Path, store: Path, terminal: Terminal, as_json: bool = F
     cluster = read_cluster_file(file)
     if cluster.replicas is None:
         raise ConfigError(f"{file} has no replicas in its provider block: every worker has all experts; see odmoe up")
-    opened = open_verified(str(store.expanduser().resolve()))
+    opened = check_whole(open_verified(str(store.expanduser().resolve())))
     folder, wanted = cluster_dir(cluster.name), manifest_digest(opened.path)
     with only_one(folder), Ssh.for_cluster(cluster, folder) as ssh:
         workers = cluster.hosts_of("worker_node")

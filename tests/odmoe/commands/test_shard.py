@@ -209,3 +209,5 @@ def test_parts_are_written_beside_the_store(cli: CommandLine, demo: Path, tmp_pa
         (["--parts", "2", "--replicas", "3"], "--replicas is 3; allowed: 1 to 2"),
     ):
         assert words in cli(*asked, *flags).err
+    refused = cli("generate", "-m", str(tmp_path / "whole-parts" / "part-3"), "x")
+    assert "part-3 is a part of a store, with 16 of its experts, for a worker" in refused.err

@@ -74,6 +74,18 @@ def test_a_disk_without_room_is_not_filled(tmp_path: Path) -> None:
     assert FILE_BYTES < 1 << 30
 
 
+def test_holes_of_a_part_are_not_read(tmp_path: Path) -> None:
+    """They would take no time."""
+    file = tmp_path / "layer-00000.experts"
+    with file.open("wb") as stream:
+        stream.truncate(8 * on_host.PIECE)
+        for piece in (1, 5):
+            stream.seek(piece * on_host.PIECE)
+            stream.write(bytes([1]) * on_host.PIECE)
+        stream.flush()
+        assert on_host.pieces_there(stream.fileno(), 8 * on_host.PIECE) == [on_host.PIECE, 5 * on_host.PIECE]
+
+
 @contextmanager
 def sink(token: str) -> Iterator[dict[str, Any]]:
     with socket.socket() as probe:
