@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from support.simulated.baton import Baton, Process, Violation
-from support.simulated.threads import SimulatedRuntime
+from support.simulated.threads import Event, SimulatedRuntime
 
 REAL = SimpleNamespace(
     Condition=threading.Condition,
@@ -113,16 +113,28 @@ def test_a_deadlock_is_a_violation_that_names_the_threads() -> None:
             with second:
                 pass
 
+    def beat() -> None:
+        while True:
+            names.sleep(0.01)
+
     def program() -> None:
+        names.Thread(target=beat, name="beats").start()
         threads = [names.Thread(target=take, args=pair, name="crossing") for pair in ((one, other), (other, one))]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
 
-    with pytest.raises(Violation, match=r"every thread waits for another(.|\n)*crossing(.|\n)*crossing"):
+    with pytest.raises(Violation, match=r"each other's locks: world: crossing -> world: crossing -> world: crossing"):
         baton.run(program)
     assert not baton.tasks, "all threads are ended all the same"
+
+
+def test_no_deadline_at_all_is_a_violation_that_names_the_threads() -> None:
+    baton = Baton(0)
+    never = Event(baton)
+    with pytest.raises(Violation, match=r"every thread waits for another(.|\n)*first"):
+        baton.run(never.wait)
 
 
 def test_an_update_that_is_lost_between_two_threads_is_found_by_some_seed() -> None:

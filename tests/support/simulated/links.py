@@ -17,13 +17,15 @@ from scheduler.errors import LinkError, ODMoEError
 from support.simulated.baton import Baton, Process, Task, Violation
 from wire.base import Channel, Handler, Node, Role
 from wire.messages import Message
-from wire.rpc.pulse import PULSE
+from wire.rpc import pulse
 from wire.rpc.quiet_grpc import grpc
 from wire.rpc.stream import EDGES, Stream, metadata_of, status_of
 
 WINDOW_BYTES = 64 * 1024
 """On the way at most; gRPC's writer waits then."""
 CONNECT_S, RETRY_S = 1.0, 0.1
+PULSE = pulse.PULSE._replace(announced_bytes=200)
+"""Outputs of a few rows are large here: they are announced, and wait behind others in the outbox."""
 
 
 class Ended(grpc.RpcError, grpc.Call):  # type: ignore[misc]  # gRPC's classes have no types

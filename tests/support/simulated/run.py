@@ -28,7 +28,7 @@ from shadow_node.model import ShadowModel
 from support.simulated.baton import Violation
 from support.simulated.defects import DEFECTS, planted
 from support.simulated.hosts import Made
-from support.simulated.plan import EXPERTS, LAYERS, PROMPTS, TOKENS, Played, draw
+from support.simulated.plan import EXPERTS, LAYERS, PROMPTS, TOKENS, Plan, Played, draw
 from support.simulated.referee import Referee
 
 NOISE = 0.05
@@ -73,10 +73,13 @@ class Stage:
 
     def play(self, seed: int) -> Played:
         """Raises Violation."""
+        return self.play_plan(draw(seed))
+
+    def play_plan(self, plan: Plan) -> Played:
         self._played += 1
         if self._played % 100 == 0:
             gc.collect()
-        return Referee(draw(seed), self._made, self._model, self.answers).play()
+        return Referee(plan, self._made, self._model, self.answers).play()
 
 
 def _shadow(store: ExpertStore) -> ShadowModel:
@@ -143,15 +146,17 @@ def main() -> int:
                 print(line, flush=True)
             return any("NOT FOUND" in line or "OTHERWISE" in line for line in lines)
         list(pool.map(_outcome, range(given.processes)))  # models are made
-        began, errors, tokens, violations = time.monotonic(), Counter[str](), 0, 0
+        began, errors, faults, tokens, violations = time.monotonic(), Counter[str](), Counter[str](), 0, 0
         for outcome in pool.map(_outcome, range(given.first, given.first + given.seeds), chunksize=10):
             errors.update(outcome.errors)
+            faults.update({fault.kind for fault in draw(outcome.seed).faults} or {"none"})
             tokens += outcome.tokens
             if outcome.violation:
                 violations += 1
                 print(outcome.violation, flush=True)
         rate = given.seeds / (time.monotonic() - began)
     print(f"{given.seeds} seeds, {violations} violations; {rate:.1f} a second; {tokens} tokens; errors: {dict(errors)}")
+    print("seeds by fault: " + ", ".join(f"{kind} {count}" for kind, count in sorted(faults.items())))
     return bool(violations)
 
 
