@@ -155,14 +155,6 @@ def test_a_worker_is_unplugged_within_an_answer_and_comes_back(hosts: Hosts, gsm
     assert report["lost"].count("worker 5") == report["rejoined"].count("worker 5") > 0
 
 
-def test_links_are_cut_and_stores_damaged(hosts: Hosts) -> None:
-    """As drawn by `odmoe chaos`, whose exit code is 1 if a token changes or a node does not come back."""
-    how = ("--for", "20s", "-n", "16", "--faults", "link-cut,store-damaged", "--yes", "--json")
-    verdict = json.loads(hosts.odmoe("chaos", str(hosts.file), *how))
-    assert verdict["violations"] == []
-    assert verdict["costs"]
-
-
 def test_the_main_process_is_killed_and_the_next_answer_finds_it_again(
     hosts: Hosts, gsm8k: list[str], reference: Any
 ) -> None:

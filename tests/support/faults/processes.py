@@ -47,8 +47,9 @@ class ForkedProcess:
 
     def start(self) -> None:
         self.pipe, theirs = _CONTEXT.Pipe()
-        self.process = _CONTEXT.Process(target=self._target, args=(theirs, *self._args), daemon=True)
-        self.process.start()
+        process = _CONTEXT.Process(target=self._target, args=(theirs, *self._args), daemon=True)
+        process.start()
+        self.process = process  # now that it has a number: a signal to 0 would end whoever runs this
         theirs.close()
 
     def hear(self) -> Any:
@@ -59,7 +60,8 @@ class ForkedProcess:
 
     @property
     def pid(self) -> int:
-        return int(self.process.pid or 0)
+        assert self.process.pid
+        return int(self.process.pid)
 
     def kill(self) -> None:
         """As the kernel does when memory runs out."""
