@@ -7,6 +7,7 @@ from odmoe.settings.table import Count, Number, Table, again, count, setting
 from odmoe.settings.units import LINK, RATE, SIZE, SIZES, Bytes, Link, Rate, Sizes
 from scheduler.errors import ConfigError
 from scheduler.limits import MAX_CONTEXT, MAX_EXPERTS, MAX_PLANNED_WORKERS
+from scheduler.planning.shadow_bytes import RECALLS
 from scheduler.policies.registry import check
 from scheduler.policies.system_config import SystemConfig
 from scheduler.simulation.scenario import PROFILE
@@ -80,5 +81,7 @@ class PlanSettings(Table):
             raise ConfigError(
                 "--model is not given; give a model directory, its config.json, a GGUF file, a store or org/name"
             )
+        if self.recall is None and self.shadow not in ("none", *RECALLS):
+            raise ConfigError(f"--shadow is {self.shadow}, whose recall nobody has published; give --recall, too")
         if self.recall is not None and self.shadow == "none":
             raise ConfigError("--recall is given with --shadow none; without a shadow there are no predictions")
