@@ -85,14 +85,19 @@ def quantise(parameters: dict[str, torch.Tensor], layer: LayerSpec, form: str, g
         if not is_weight(spec):
             views[spec.name].copy_(value)
             continue
-        rows = _rows(value.numel(), FORMS[form], group)
         try:
-            found = _quantise(value, FORMS[form], rows, group)
+            found = quantise_weight(value, FORMS[form], group)
         except OverflowError as error:
             raise CheckpointError(f"{layer.module}.{spec.name} cannot be quantised to {form}: {error}") from error
-        for part, tensor in zip(("packed", "scale", "zero"), found, strict=True):
+        for part, tensor in found.items():
             views[f"{spec.name}.{part}"].copy_(tensor)
     return blob
+
+
+def quantise_weight(weight: torch.Tensor, bits: int, group: int = GROUP) -> dict[str, torch.Tensor]:
+    """`packed`, `scale` and `zero` of one weight alone. Raises OverflowError."""
+    rows = _rows(weight.numel(), bits, group)
+    return dict(zip(("packed", "scale", "zero"), _quantise(weight, bits, rows, group), strict=True))
 
 
 def _quantise(weight: torch.Tensor, bits: int, rows: int, group: int) -> tuple[torch.Tensor, ...]:

@@ -15,7 +15,7 @@ from checkpoint.devices.names import accelerator_memory
 from checkpoint.devices.transfer import to_device
 from scheduler.errors import LaunchError
 from scheduler.planning.cuts import cut
-from scheduler.planning.scaling import SHADOW_BYTES
+from scheduler.planning.shadow_bytes import SHADOW_BYTES
 from shadow_node.quantise import quantised_layers
 
 _STACK = re.compile(r"(.+?)\.\d+\.")
@@ -56,9 +56,9 @@ class LayerDevices:
         for name, layer in quantised.items():
             if (number := self._layer_of(name)) is not None:
                 elements = layer.in_features * layer.out_features
-                sizes[number] = sizes.get(number, 0) + elements * SHADOW_BYTES[scheme]
+                sizes[number] = sizes.get(number, 0) + elements * SHADOW_BYTES[scheme].linear
         for number, elements in experts.items():
-            sizes[number] = sizes.get(number, 0) + elements * SHADOW_BYTES[scheme]
+            sizes[number] = sizes.get(number, 0) + elements * SHADOW_BYTES[scheme].expert
         return [int(sizes[number]) for number in sorted(sizes)], rest
 
     def _layer_of(self, name: str) -> int | None:

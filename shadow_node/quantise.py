@@ -3,6 +3,7 @@
     fp16   float16 weights
     int8   LLM.int8(): int8 weights, a scale a row, activations quantised except outliers (Linear8bitLt)
     nf4    4-bit NormalFloat, a scale a block, float32 or bfloat16 activations (Linear4bit)
+    int8-nf4, int8-int2   experts in fewer bits than the dense part: nf4, or int2 by HQQ (`checkpoint.forms`)
 
 Routers, norms, embeddings and the output head are not quantised. Build that dense model in `compute_dtype(...)`.
 Importing this module does not import bitsandbytes, which takes over a second.
@@ -12,6 +13,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Iterator
+from functools import cache
 from types import ModuleType
 from typing import Any
 
@@ -19,11 +21,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from checkpoint import forms
 from checkpoint.devices.transfer import to_device, to_host
 from checkpoint.native.encoded_linear import EncodedLinear
 from scheduler.errors import CheckpointError, ConfigError, StoreError
 
 SCHEMES = ("fp16", "int8", "nf4")
+MIXED_SCHEMES = ("int8-nf4", "int8-int2")
+"""Dense part, then experts."""
 
 INT8_THRESHOLD = 6.0
 """Activation columns above it are multiplied in floating point: the default of LLM.int8() and Transformers."""
@@ -41,8 +46,8 @@ _NOISE = {
 
 def check_scheme(name: str) -> str:
     """The name itself. Raises ConfigError for an unknown one."""
-    if name not in SCHEMES:
-        raise ConfigError(f"shadow scheme {name!r} is unknown; allowed: {', '.join(SCHEMES)}")
+    if name not in (*SCHEMES, *MIXED_SCHEMES):
+        raise ConfigError(f"shadow scheme {name!r} is unknown; allowed: {', '.join((*SCHEMES, *MIXED_SCHEMES))}")
     return name
 
 
@@ -56,6 +61,29 @@ def compute_dtype(scheme: str, device: str | torch.device) -> torch.dtype:
     if torch.device(device).type == "cpu":
         return torch.float32
     return torch.bfloat16 if scheme == "nf4" else torch.float16
+
+
+class RestoredLinear(nn.Module):
+    """y = x W^T + b, W in 2 bits and restored each time. [..., in] -> [..., out] in the dtype of x."""
+
+    def __init__(self, weight: Tensor, bias: Tensor | None, device: torch.device) -> None:
+        super().__init__()
+        self._shape = weight.shape
+        for name, tensor in forms.quantise_weight(weight, forms.FORMS["int2"]).items():
+            self.register_buffer(name, tensor.to(device), persistent=False)
+        self.bias = None if bias is None else nn.Parameter(bias, requires_grad=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        weight = torch.empty(self._shape, dtype=x.dtype, device=x.device)
+        parts = {f"weight.{name}": buffer for name, buffer in self.named_buffers()}
+        scratch = _scratch(x.device)
+        forms.restore_into({"weight": weight}, parts, forms.FORMS["int2"], scratch, torch.get_num_threads())
+        return F.linear(x, weight, self.bias)
+
+
+@cache
+def _scratch(device: torch.device) -> forms.Scratch:
+    return forms.Scratch.for_weights(forms.PIECE if device.type == "cpu" else forms.DEVICE_PIECE, str(device))
 
 
 class HalfLinear(nn.Module):
@@ -76,7 +104,9 @@ class HalfLinear(nn.Module):
         return y if self.bias is None else y + self.bias
 
 
-def quantise_linear(weight: Tensor, bias: Tensor | None, scheme: str, device: str | torch.device) -> nn.Module:
+def quantise_linear(
+    weight: Tensor, bias: Tensor | None, scheme: str, device: str | torch.device, of_expert: bool = False
+) -> nn.Module:
     """A quantised layer [n, in] -> [n, out] without references to `weight` [out, in] and `bias` [out].
 
     Raises ConfigError for an unknown scheme, CheckpointError for a weight that is not a matrix of numbers.
@@ -89,12 +119,16 @@ def quantise_linear(weight: Tensor, bias: Tensor | None, scheme: str, device: st
         )
     weight = weight.detach()
     own_bias = None if bias is None else bias.detach().to(device, dtype, copy=True)
-    if scheme == "fp16":
+    dense, _, experts = scheme.partition("-")
+    kind = experts or dense if of_expert else dense
+    if kind == "int2":
+        return RestoredLinear(weight, own_bias, device).eval()
+    if kind == "fp16":
         return HalfLinear(weight.to(device, torch.float16, copy=True).contiguous(), own_bias).eval()
-    layer = _int8_linear(weight) if scheme == "int8" else _nf4_linear(weight, dtype)
+    layer = _int8_linear(weight) if kind == "int8" else _nf4_linear(weight, dtype)
     layer.bias = None if own_bias is None else nn.Parameter(own_bias, requires_grad=False)
     layer = layer.to(device).eval()  # eval: in training mode bitsandbytes dequantises on CPUs instead
-    if scheme == "nf4" and device.type == "cpu":
+    if kind == "nf4" and device.type == "cpu":
         layer(torch.zeros(1, weight.shape[1], dtype=dtype))  # repacks the weight now, not in the first pass
     return layer
 
@@ -224,7 +258,7 @@ class ShadowExperts(nn.Module):
         layers = []
         for name, bias in self._names:
             weight = tensors[name].T if self._family[0].is_transposed else tensors[name]
-            layers.append(quantise_linear(weight, tensors[bias] if bias else None, self.scheme, self.device))
+            layers.append(quantise_linear(weight, tensors[bias] if bias else None, self.scheme, self.device, True))
         self.experts[str(expert)] = nn.ModuleList(layers)
 
     def forward(self, hidden: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:

@@ -185,12 +185,6 @@ class Sessions(Generic[S]):
         session.await_hello()
         return session
 
-    @property
-    def served(self) -> S | None:
-        """The stream of the main node that is served."""
-        with self._lock:
-            return self._served
-
     def serve(self, session: S) -> None:
         """Its Hello was accepted: serve this stream, and end its main node's one before. Where another main node is
         served, wait whether that one is gone, for `GONE_S`. Raises OtherMainNodeError if not."""

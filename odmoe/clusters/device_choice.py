@@ -56,7 +56,7 @@ def choose_devices(
 
 def role_bytes(store: ExpertStore, role: str, scheme: str) -> int:
     """About the bytes of a role's weights on an accelerator; for the shadow with the precision `scheme`."""
-    from scheduler.planning.scaling import SHADOW_BYTES
+    from scheduler.planning.shadow_bytes import SHADOW_BYTES
 
     manifest = store.manifest
     itemsize = parse_dtype(manifest.dtype).itemsize
@@ -66,7 +66,7 @@ def role_bytes(store: ExpertStore, role: str, scheme: str) -> int:
     experts = sum(
         len(spec.blobs) * manifest.restored_layout(layer).blob_bytes for layer, spec in manifest.layers.items()
     )
-    return int(experts // itemsize * SHADOW_BYTES[scheme]) + 2 * dense
+    return int(experts // itemsize * SHADOW_BYTES[scheme].expert) + 2 * dense
 
 
 def _dense_elements(store: ExpertStore) -> int:

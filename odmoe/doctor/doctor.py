@@ -23,7 +23,7 @@ from odmoe.machines.ssh import Ssh
 from odmoe.machines.table import cause as cause_of
 from odmoe.stores import cache_dir, uses_dir
 from scheduler.errors import ConfigError, HostError
-from scheduler.planning.scaling import SHADOW_BYTES
+from scheduler.planning.shadow_bytes import SHADOW_BYTES
 
 HERE = "this machine"
 NODES = 8

@@ -29,7 +29,7 @@ MAX_PARALLEL, MAX_QUEUE = 64, 1024
 """Maximum numbers of requests that a main node answers at once, and that wait for it: each needs a thread."""
 
 CLUSTERS = ("embedded", "local", "auto")
-SHADOWS = ("fp16", "int8", "nf4", "none")
+SHADOWS = ("fp16", "int8", "nf4", "int8-nf4", "int8-int2", "none")
 LOADERS = ("disk", "memory", "cuda")
 LOAD_CHECKS = ("auto", "all", "none")
 DTYPES = ("float32", "bfloat16", "float16")
@@ -226,7 +226,12 @@ class Declarations(MemorySettings):
     )
 
     shadow: str = one_of(
-        "int8", SHADOWS, "Precision of the shadow model", heading="Prediction", fixed="running", verify=True
+        "int8",
+        SHADOWS,
+        "Precision of the shadow; int8-int2: experts in int2, the rest in int8",
+        heading="Prediction",
+        fixed="running",
+        verify=True,
     )
     align_token: Count = _period(1, "Align the shadow's token every N tokens; 0: never")
     align_kv: Count = _period(1, "Align the shadow's KV cache every N tokens; 0: never")

@@ -8,6 +8,7 @@ from odmoe.settings.table import Count, Number, Table, again, count, flag, setti
 from odmoe.settings.units import LINK, RATE, SIZE, SIZES, Bytes, Link, Rate, Sizes
 from scheduler.errors import ConfigError
 from scheduler.limits import MAX_CONTEXT, MAX_EXPERTS, MAX_PLANNED_WORKERS
+from scheduler.planning.shadow_bytes import RECALLS
 from scheduler.policies.registry import check
 from scheduler.policies.system_config import SystemConfig
 from scheduler.simulation.scenario import PROFILE
@@ -117,5 +118,7 @@ class PlanSettings(Table):
             )
         if self.machine and (unread := next((name for name in _OF_WORKERS if self.is_given(name)), None)):
             raise ConfigError(f"{flag(unread)} is given with --machine, which leaves that to the plan; leave it out")
+        if self.recall is None and self.shadow not in ("none", *RECALLS):
+            raise ConfigError(f"--shadow is {self.shadow}, whose recall nobody has published; give --recall, too")
         if self.recall is not None and self.shadow == "none":
             raise ConfigError("--recall is given with --shadow none; without a shadow there are no predictions")

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from scheduler.planning.scaling import RECALLS, Hardware, Policy
+from scheduler.planning.scaling import Hardware, Policy
+from scheduler.planning.shadow_bytes import RECALLS
 from scheduler.timing.profile import Profile
 
 

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 from scheduler.alignment import Alignment
 from scheduler.drafts.length import AUTO
 from scheduler.errors import ConfigError, DoesNotFitError
+from scheduler.planning.shadow_bytes import NO_SHADOW, RECALLS, SHADOW_BYTES
 from scheduler.policies.system_config import SystemConfig
 from scheduler.simulation.requests import random_arrivals
 from scheduler.simulation.scenario import Scenario
@@ -26,12 +27,6 @@ from scheduler.types import ModelSize
 
 MINI_BATCH = 128
 PROMPTS = (16, 128)
-RECALLS = {"fp16": 0.9994, "int8": 0.9734, "nf4": 0.9567}
-"""OD-MoE section 3.2: tokens and KV rows aligned after every token."""
-
-SHADOW_BYTES = {"fp16": 2.0, "int8": 1.0, "nf4": 0.5 + 4 / 64}
-"""Bytes per element of a quantised layer. nf4 has a float32 scale per block of 64; int8's scales, one per row, are
-neglected."""
 
 _REST_BYTES = 2  # bytes per element of what a shadow on a GPU does not quantise, KV rows included
 _VISITS = 4096  # expert computations that a simulated answer should have, for a stable figure
@@ -205,9 +200,9 @@ def _rest(seconds: float, amount: float, rate: float) -> float:
 
 def _shadow_read(model: ModelSize, shadow: str) -> float:
     """Bytes that a shadow reads for one token, per layer with experts."""
-    item = SHADOW_BYTES.get(shadow, 0.0)
-    dense = model.linear * item + (model.read - model.linear) * _REST_BYTES
-    return dense / model.layers + model.top_k * model.expert * item
+    item = SHADOW_BYTES.get(shadow, NO_SHADOW)
+    dense = model.linear * item.linear + (model.read - model.linear) * _REST_BYTES
+    return dense / model.layers + model.top_k * model.expert * (item.expert + item.restored)
 
 
 def _shadow_extra_s(setup: Setup, expert_elements: int) -> float:
@@ -217,7 +212,8 @@ def _shadow_extra_s(setup: Setup, expert_elements: int) -> float:
     added = _further_experts(base.experts, base.top_k)
     if not added:
         return 0.0
-    nbytes = model.expert * SHADOW_BYTES.get(setup.policy.shadow, 0.0)
+    item = SHADOW_BYTES.get(setup.policy.shadow, NO_SHADOW)
+    nbytes = model.expert * (item.expert + item.restored)
     more = _further_experts(model.experts, model.top_k) * nbytes / (added * expert_elements)
     return base.shadow_extra_s * more / setup.hardware.shadow
 
@@ -252,8 +248,8 @@ def memory(setup: Setup, slots: int, rest_bytes: int = _REST_BYTES) -> dict[str,
     worker = slots * model.expert_bytes + workspace_bytes(model)
     held = 0
     if shadow != "none":
-        quantised, rest = model.linear + model.experts_all, model.dense - model.linear
-        held = int(quantised * SHADOW_BYTES[shadow]) + (rest + model.cache) * rest_bytes
+        item, rest = SHADOW_BYTES[shadow], model.dense - model.linear
+        held = int(model.linear * item.linear + model.experts_all * item.expert) + (rest + model.cache) * rest_bytes
     return {
         "main": main,
         "shadow": held,

@@ -6,7 +6,8 @@ from itertools import islice
 
 from scheduler.errors import DoesNotFitError
 from scheduler.planning.cuts import cut
-from scheduler.planning.scaling import SHADOW_BYTES, Setup, memory, size_text
+from scheduler.planning.scaling import Setup, memory, size_text
+from scheduler.planning.shadow_bytes import SHADOW_BYTES
 
 
 def shadow_shares(setup: Setup) -> list[int]:
@@ -18,9 +19,8 @@ def shadow_shares(setup: Setup) -> list[int]:
     model, rooms, shadow = setup.model, setup.hardware.shadow_bytes, setup.policy.shadow
     if not rooms or shadow == "none":
         return []
-    quantised = SHADOW_BYTES[shadow]
     held = memory(setup, 1)["shadow"]
-    experts = int(model.experts_all * quantised)
+    experts = int(model.experts_all * SHADOW_BYTES[shadow].expert)
     embeddings, rest = ((model.dense - model.read) * 2, max(0, model.read - model.linear) * 2)
     each = (held - experts - embeddings - rest) // model.depth  # linear layers and their share of the cache
     without = model.depth - model.layers

@@ -12,7 +12,9 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from checkpoint import forms
 from scheduler.errors import CheckpointError, ConfigError, StoreError
+from scheduler.planning.shadow_bytes import SHADOW_BYTES
 from shadow_node.quantise import (
     SCHEMES,
     HalfLinear,
@@ -108,6 +110,28 @@ def test_experts_follow_the_familys_eager_forward(name: str, scheme: str, tokens
     assert (found.shape, found.dtype) == (true.shape, dtype)
     assert error(found, true) < BOUND[scheme]
     assert scheme == "fp16" or error(found, true) > 1e-4, "is it quantised at all?"
+
+
+def test_experts_may_have_fewer_bits_than_the_dense_part() -> None:
+    """As with nf4 alone, or with HQQ's weights restored by the formula."""
+    module, routes = experts_module("mixtral"), routed(5)
+    with torch.inference_mode():
+        assert torch.equal(shadow_of(module, "int8-nf4", "cpu")(*routes), shadow_of(module, "nf4", "cpu")(*routes))
+        shadow = shadow_of(module, "int8-int2", "cpu")
+        for parameter in module.parameters():
+            for expert in parameter:
+                packed = forms.quantise_weight(expert, 2)
+                numbers = torch.cat([packed["packed"] >> shift & 3 for shift in (6, 4, 2, 0)]).float()
+                restored = (numbers - packed["zero"].float()[:, None]) * packed["scale"].float()[:, None]
+                expert.copy_(restored.reshape(-1)[: expert.numel()].view_as(expert))
+        assert error(shadow(*routes), module(*routes)) < 1e-5
+    full = sum(parameter.numel() for parameter in module.parameters())
+    for parameter in module.parameters():
+        parameter.data = torch.empty(0)
+    assert module_bytes(shadow) / full == pytest.approx(SHADOW_BYTES["int8-int2"].expert, rel=0.1)
+    weight, x = torch.randn(64, 128), torch.randn(3, 128)
+    dense = [quantise_linear(weight, None, scheme, "cpu")(x) for scheme in ("int8", "int8-int2")]
+    assert torch.equal(*dense)
 
 
 @pytest.mark.parametrize("device", DEVICES)

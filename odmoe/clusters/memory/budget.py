@@ -15,7 +15,7 @@ from odmoe.settings.settings import Settings
 from odmoe.settings.units import parse_memory
 from odmoe.terminal import megabytes
 from scheduler.core.dispatch import LEAST_ROWS, MOST_PARTS
-from scheduler.planning.scaling import SHADOW_BYTES
+from scheduler.planning.shadow_bytes import SHADOW_BYTES
 from scheduler.timing.profile import find_profile
 from scheduler.types import ModelShape, ModelSize
 
@@ -106,12 +106,13 @@ def _shadow_bytes(settings: Settings, store: ExpertStore, size: ModelSize) -> in
     rest = (
         4 if settings.device_of("shadow").partition(",")[0] in ("auto", "cpu") and settings.loader_used != CUDA else 2
     )
-    quantised = size.linear + size.experts_all
+    item = SHADOW_BYTES[settings.shadow]
+    in_int8 = size.linear * (item.linear == 1) + size.experts_all * (item.expert == 1)
     tensors = [spec for layer in store.manifest.layers for spec in store.manifest.restored_layout(layer).tensors]
     narrowest = min(spec.shape[-1] for spec in tensors if len(spec.shape) > 1)
-    scales = _INT8_SCALE_BYTES * quantised // min(narrowest, size.hidden) if settings.shadow == "int8" else 0
+    scales = _INT8_SCALE_BYTES * in_int8 // min(narrowest, size.hidden)
     unquantised = size.dense - size.linear + 2 * settings.parallel * size.cache
-    return int(quantised * SHADOW_BYTES[settings.shadow]) + scales + unquantised * rest
+    return int(size.linear * item.linear + size.experts_all * item.expert) + scales + unquantised * rest
 
 
 def _model_size(store: ExpertStore, tokens: int) -> ModelSize:

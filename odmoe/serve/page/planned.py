@@ -7,17 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from odmoe.api.plan_model import model_of, read_config
 from scheduler.errors import ODMoEError
-from scheduler.planning.scaling import (
-    SHADOW_BYTES,
-    Hardware,
-    Policy,
-    Run,
-    Setup,
-    Together,
-    as_measured,
-    memory,
-    rates,
-)
+from scheduler.planning.scaling import Hardware, Policy, Run, Setup, Together, as_measured, memory, rates
+from scheduler.planning.shadow_bytes import RECALLS
 from scheduler.simulation.scenario import PROFILE
 from scheduler.timing.profile import find_profile
 
@@ -76,8 +67,8 @@ def _plan(model: ModelSize, served: Settings, nodes: tuple[NodeFigures, ...]) ->
     if not workers:
         return _unplanned({}, "no worker has slots")
     shadow = served.shadow if served.has_shadow else "none"
-    if shadow not in ("none", *SHADOW_BYTES):
-        return _unplanned({}, f"its shadows are {', '.join(SHADOW_BYTES)} or none, and this one is {shadow}")
+    if shadow not in ("none", *RECALLS):
+        return _unplanned({}, f"its shadows are {', '.join(RECALLS)} or none, and this one is {shadow}")
     base = find_profile(served.profile or PROFILE)
     if served.profile is not None:
         base = as_measured(base, model, shadow)

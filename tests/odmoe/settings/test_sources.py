@@ -56,7 +56,7 @@ WRONG: list[tuple[str, list[str]]] = [
     ("workers: yes", ["True", "allowed: 1"]),
     ("workers: 2.5", ["2.5", "allowed: 1"]),
     ("workers: [1]", ["[1]", "allowed: 1"]),
-    ("shadow: int3", ["shadow in", "'int3'", "fp16, int8, nf4, none"]),
+    ("shadow: int3", ["shadow in", "'int3'", "fp16, int8, nf4, int8-nf4, int8-int2, none"]),
     ("temperature: -1", ["temperature in", "-1", "at least 0"]),
     ("temperature: .nan", ["nan", "at least 0"]),
     ("launch-timeout: 1e300", ["launch-timeout in", "1e300", "1 to 1000000"]),
