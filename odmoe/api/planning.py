@@ -149,7 +149,7 @@ def plan_from_settings(
                 model = replace(model, dense_saved=saved_in_store(found.manifest, model.item_bytes))
             if settings.context is not None and model.context < settings.context:
                 raise ConfigError(f"--context is {settings.context}; allowed: 1 to {model.context}, the model's limit")
-        setup, count = Setup(model, hardware, policy), _counting()
+        setup, count = Setup(model, hardware, policy, settings.kv_memory), _counting()
         check_setup(setup)
         on_setup(setup)
         with status() as say:

@@ -108,6 +108,7 @@ class PlanKeywords(TypedDict, total=False):
     recall: float | None
     worker_memory: Size | None
     slots: int | None
+    kv_memory: Size
     prefill: str
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from odmoe.settings.settings import Settings
 from odmoe.settings.table import Count, Number, Table, again, count, setting
-from odmoe.settings.units import LINK, RATE, SIZE, Bytes, Link, Rate
+from odmoe.settings.units import LINK, RATE, SIZE, Bytes, BytesOrNone, Link, Rate
 from scheduler.errors import ConfigError
 from scheduler.limits import MAX_CONTEXT, MAX_EXPERTS, MAX_PLANNED_WORKERS
 from scheduler.policies.registry import check
@@ -62,6 +62,10 @@ class PlanSettings(Table):
     )
     slots: Count | None = count(
         None, "Experts that fit on a worker (default: the best number)", heading="Memory", most=MAX_EXPERTS
+    )
+
+    kv_memory: BytesOrNone = again(
+        Settings, "kv_memory", about="The main node's memory for KV caches of earlier prompts (default: 0)"
     )
 
     prefill: str = again(Settings, "prefill")
