@@ -31,26 +31,31 @@ class _Dropped(BaseException):
 
 
 class Chunks:
-    """`forward(tokens, cache)`: a chunk's pass, which returns the logits of its last token. `tokens`: of all chunks,
-    the first of them at `position`, in chunks of `size`. `cache`: with rows only, which each chunk appends to."""
+    """`forward(tokens, cache, last)`: a chunk's pass, which returns the logits of the token after it, [1 or 0, V], if
+    it is the `last` one. `tokens`: of all chunks, the first of them at `position`, in chunks of `size`. `cache`: with
+    rows only, which each chunk appends to. `last`: the tokens end a prompt."""
 
     def __init__(
         self,
-        forward: Callable[[list[int], Any], torch.Tensor],
+        forward: Callable[[list[int], Any, bool], torch.Tensor],
         tokens: list[int],
         cache: Any,
         position: int,
         size: int,
         experts: Experts,
+        last: bool,
     ) -> None:
         self._forward, self._experts = forward, experts
         parts = [(tokens[at : at + size], seen_at(cache, position + at)) for at in range(0, len(tokens), size)]
-        self._chunks = [Coroutine(partial(self._run_chunk, some, view)) for some, view in parts]
+        ends = [False] * (len(parts) - 1) + [last]
+        self._chunks = [
+            Coroutine(partial(self._run_chunk, some, view, end)) for (some, view), end in zip(parts, ends, strict=True)
+        ]
         self._counts = [len(some) for some, _ in parts]
         self._numbers = tuple(number for number, count in enumerate(self._counts) for _ in range(count))
 
     def run(self) -> torch.Tensor:
-        """The logits [V] of the last token. Run it in inference mode, once. Raises what a chunk or the experts
+        """What the pass of the last chunk returns. Run it in inference mode, once. Raises what a chunk or the experts
         raise."""
         try:
             gates = self._go_on([None] * len(self._chunks))
@@ -64,9 +69,9 @@ class Chunks:
             self._drop()
             raise
 
-    def _run_chunk(self, tokens: list[int], cache: Any) -> torch.Tensor:
+    def _run_chunk(self, tokens: list[int], cache: Any, last: bool) -> torch.Tensor:
         with at_once():
-            return self._forward(tokens, cache)
+            return self._forward(tokens, cache, last)
 
     def _go_on(self, values: Sequence[torch.Tensor | None]) -> list[RowGate]:
         """Resume every chunk until it stops at its next gate. Empty: all have ended."""

@@ -386,12 +386,12 @@ class MainNode:
     def _forward(self, request: Request, tokens: list[int], last: bool) -> tuple[int, ...]:
         """One pass over `tokens`. Returns the next token; none where these are not the `last` ones so far."""
         with contextlib.nullcontext() if self._batched else at_once():
-            logits = self._logits(tokens, request.sequence.cache)
+            logits = self._logits(tokens, request.sequence.cache, last)
         scores = request.unread_scores
         if scores is not None:
             with self._explaining_faults(request):
                 scores.read(self._output_layer, request.check_wanted)
-        gained = (self._choose(request, logits),) if last else ()
+        gained = tuple(self._choose(request, row) for row in logits)
         self.engine.spans.end_pass(request.number)
         return gained
 
@@ -403,7 +403,7 @@ class MainNode:
             return self.experts.compute(visit._replace(layer=layer), hidden, index, weights, is_block=True)
 
         def forward(token: int, cache: Any) -> torch.Tensor:
-            return self._logits([token], cache)
+            return self._logits([token], cache)[0]
 
         block = Block(forward, tokens, request.sequence.cache, visit.position, experts)
         gained: list[int] = []
@@ -431,16 +431,17 @@ class MainNode:
             hidden, index, weights = rows
             return self.experts.compute(visit._replace(layer=layer), hidden, index, weights, chunks=chunks)
 
-        logits = Chunks(self._logits, tokens, request.sequence.cache, visit.position, size, experts).run()
-        gained = (self._choose(request, logits),) if last else ()
+        logits = Chunks(self._logits, tokens, request.sequence.cache, visit.position, size, experts, last).run()
+        gained = tuple(self._choose(request, row) for row in logits)
         self.engine.spans.end_pass(request.number)
         return gained
 
-    def _logits(self, tokens: list[int], cache: Any) -> torch.Tensor:
-        """Of the token after `tokens`: [V], float32."""
-        ids = token_ids(tokens, self.device)
-        out = self.model(input_ids=ids, past_key_values=cache, use_cache=True, logits_to_keep=1)
-        return out.logits[0, -1].float()  # type: ignore[no-any-return]
+    def _logits(self, tokens: list[int], cache: Any, last: bool = True) -> torch.Tensor:
+        """Read `tokens`. The logits of the token after them, if they are the `last` ones: [1 or 0, V], float32. The
+        model's head is as large as many layers, and nobody asks what follows the other ones."""
+        ids, keep = token_ids(tokens, self.device), 1 if last else torch.empty(0, dtype=torch.long, device=self.device)
+        out = self.model(input_ids=ids, past_key_values=cache, use_cache=True, logits_to_keep=keep)
+        return out.logits[0].float()  # type: ignore[no-any-return]
 
     def _choose(self, request: Request, logits: torch.Tensor) -> int:
         if self.on_logits is not None:

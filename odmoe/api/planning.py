@@ -152,7 +152,7 @@ def plan_from_settings(
         with status() as say:
             say("counting the model's parameters")
             model = _model(settings, found, aligned=settings.shadow != "none")
-        setup, count = Setup(model, hardware, policy), _counting()
+        setup, count = Setup(model, hardware, policy, settings.kv_memory), _counting()
         check_setup(setup)
         on_setup(setup)
         with status() as say:

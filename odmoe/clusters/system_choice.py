@@ -18,9 +18,9 @@ from worker_node.loaders.slab import available_memory
 ALL_FIT, CACHED, PAPER = "fully-cached", "lrfu-prefetch", "od-moe"
 FREE_SHARE = 0.8
 """Of the memory that is free. The rest is for other programs, and for what the estimates leave out."""
-CONTEXT = 4096
-"""Tokens for whose KV caches there is room, unless --ctx-size or --memory says otherwise: few chats are longer, and
-caches grow only as they are used."""
+CONTEXT, KV_SHARE = 4096, 0.125
+"""Unless --ctx-size or --memory says otherwise, KV caches have room for the model's whole context, as far as this share
+of the memory allows, but for so many tokens at least: caches grow only as they are used."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,8 +85,12 @@ def facts_of(settings: Settings, store: ExpertStore) -> Facts:
     manifest = store.manifest
     restoring = restoring_bytes(manifest, ("",), "cpu", settings.threads_a_node)
     count = sum(len(layer.blobs) for layer in manifest.layers.values())
-    budget = memory_budget(settings.memory or str(int(available_memory() * FREE_SHARE)), assumed, store, 0)
+    memory = settings.memory or str(int(available_memory() * FREE_SHARE))
+    budget = memory_budget(memory, assumed, store, 0)
     shares = dict(budget.shares)
+    if not (settings.ctx_size or settings.memory):
+        whole = memory_budget(memory, assumed.replace(ctx_size=shape.context), store, 0).shares["kv"]
+        shares["kv"] = min(whole, max(shares["kv"], int(budget.total * KV_SHARE)))
     shadow = shares.pop("shadow")
     slots = min(count, shape.top_k + 1)
     return Facts(

@@ -112,6 +112,7 @@ class PlanKeywords(TypedDict, total=False):
     worker_memory: Size | None
     shadow_memory: str | None
     slots: int | None
+    kv_memory: Size
     prefill: str
 
 

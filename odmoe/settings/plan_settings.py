@@ -5,7 +5,7 @@ from __future__ import annotations
 from odmoe.settings.machine_texts import MACHINE
 from odmoe.settings.settings import Settings
 from odmoe.settings.table import Count, Number, Table, again, count, flag, setting
-from odmoe.settings.units import LINK, RATE, SIZE, SIZES, Bytes, Link, Rate, Sizes
+from odmoe.settings.units import LINK, RATE, SIZE, SIZES, Bytes, BytesOrNone, Link, Rate, Sizes
 from scheduler.errors import ConfigError
 from scheduler.limits import MAX_CONTEXT, MAX_EXPERTS, MAX_PLANNED_WORKERS
 from scheduler.planning.shadow_bytes import RECALLS
@@ -100,6 +100,10 @@ class PlanSettings(Table):
     )
     slots: Count | None = count(
         None, "Experts that fit on a worker (default: the best number)", heading="Memory", most=MAX_EXPERTS
+    )
+
+    kv_memory: BytesOrNone = again(
+        Settings, "kv_memory", about="The main node's memory for KV caches of earlier prompts (default: 0)"
     )
 
     prefill: str = again(Settings, "prefill")

@@ -106,6 +106,8 @@ class Setup:
     model: ModelSize
     hardware: Hardware
     policy: Policy
+    kept_bytes: int = 0
+    """Of the main node's memory, for KV caches of earlier prompts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,7 +246,7 @@ def memory(setup: Setup, slots: int, rest_bytes: int = _REST_BYTES) -> dict[str,
     `rest_bytes`: bytes per element of what the shadow does not quantise, and of its cache; 4 on a CPU."""
     model, shadow = setup.model, setup.policy.shadow
     cache = model.cache * model.item_bytes
-    main = model.dense_bytes + cache
+    main = model.dense_bytes + cache + setup.kept_bytes
     worker = slots * model.expert_bytes + workspace_bytes(model)
     held = 0
     if shadow != "none":

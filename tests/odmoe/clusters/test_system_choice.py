@@ -10,7 +10,8 @@ import pytest
 
 import odmoe
 from odmoe.clusters import system_choice
-from odmoe.clusters.system_choice import Choice, Facts, choose_system
+from odmoe.clusters.system_choice import Choice, Facts, choose_system, facts_of
+from odmoe.settings.settings import Settings
 from odmoe.settings.sources import effective
 from odmoe.settings.table import flag
 from scheduler.errors import ConfigError
@@ -86,6 +87,23 @@ def test_the_model_answers_with_what_was_chosen(
     assert ("--system od-moe" in answer.err) == (system != "fully-cached")
     if free == 25 * 10**6:
         assert 0 < int(facts["device_memory"]) < 20 * 10**6
+
+
+def test_caches_have_room_for_the_whole_context_in_an_eighth_of_the_memory(
+    demo_store: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The demo model has 1,024 tokens, and for each 8 layers of keys and values, 2 heads of 32 in bfloat16."""
+    store, token = demo_store("bfloat16"), 8 * 2 * 2 * 32 * 2
+    monkeypatch.setattr(system_choice, "CONTEXT", 64)
+
+    def beyond_64(free: int, **given: int) -> int:
+        monkeypatch.setattr(system_choice, "available_memory", lambda: free)
+        asked = Settings(model=str(store.dense), parallel=3, **given)
+        return facts_of(asked, store).dense - facts_of(asked.replace(ctx_size=64), store).dense
+
+    assert beyond_64(10**9) == 3 * (1024 - 64) * token
+    assert beyond_64(10**7) == 10**6 - 3 * 64 * token
+    assert beyond_64(10**6) == 0
 
 
 def test_a_budget_is_followed(demo: Path, cli: CommandLine) -> None:

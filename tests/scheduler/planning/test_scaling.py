@@ -430,6 +430,13 @@ def test_no_change_is_named_where_none_helps(paper: Plan) -> None:
     assert best([]) is None
 
 
+def test_earlier_prompts_take_memory_where_the_caches_are() -> None:
+    plain, kept = memory(PAPER, 1), memory(replace(PAPER, kept_bytes=10**9), 1)
+    grown = {name for name in plain if kept[name] - plain[name] == 10**9}
+    assert grown == {"main", "together", "whole", "whole_dequantised"}
+    assert all(kept[name] == plain[name] for name in plain.keys() - grown)
+
+
 @pytest.mark.parametrize("scheme", ["fp16", "int8", "nf4"])
 def test_a_shadow_takes_what_its_format_takes(scheme: str) -> None:
     """Linear layers and experts in the format; gates, norms, embeddings, head and cache at two bytes."""
