@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from scheduler.errors import ConfigError
-from scheduler.planning.scaling import SHADOW_BYTES, workspace_bytes
+from scheduler.planning.scaling import workspace_bytes
+from scheduler.planning.shadow_bytes import SHADOW_BYTES
 from scheduler.policies.system_config import SystemConfig
 from scheduler.timing.profile import Profile
 from scheduler.types import ModelSize
@@ -159,8 +160,9 @@ def main_bytes(model: ModelSize) -> int:
 def shadow_bytes(model: ModelSize, scheme: str, on_gpu: bool) -> int:
     """On a processor, what is not quantised is in float32."""
     rest = 2 if on_gpu else 4
-    quantised = model.linear + model.experts_all
-    return int(quantised * SHADOW_BYTES[scheme]) + (model.dense - model.linear + model.cache) * rest
+    item = SHADOW_BYTES[scheme]
+    quantised = int(model.linear * item.linear + model.experts_all * item.expert)
+    return quantised + (model.dense - model.linear + model.cache) * rest
 
 
 def layouts(model: ModelSize, machines: Sequence[Machine]) -> list[Layout]:

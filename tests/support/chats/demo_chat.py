@@ -20,4 +20,5 @@ TOOL: Any = {
 
 
 def answer(client: OpenAI, **asked: Any) -> Any:
-    return client.chat.completions.create(model=NAME, **({"messages": CHAT, "max_completion_tokens": 8} | asked))
+    fields: dict[str, Any] = {"messages": CHAT, "max_completion_tokens": 8} | asked
+    return client.chat.completions.create(model=NAME, **fields)
