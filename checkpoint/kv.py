@@ -239,7 +239,7 @@ def _write(places: list[torch.Tensor], sent: list[torch.Tensor]) -> None:
 
 def has_states(cache: Any, sent: Iterable[Any]) -> bool:
     """Whether there are states, which are of one position only, among the tensors that were sent for this cache."""
-    return any(tensor.shape != (0,) for tensor in list(sent)[len(_growing(cache)) :])
+    return bool(_states(cache)) and any(tensor.shape != (0,) for tensor in list(sent)[len(_growing(cache)) :])
 
 
 def state_bytes(cache: Any) -> int:

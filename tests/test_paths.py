@@ -125,7 +125,7 @@ def test_documents_name_what_is_there() -> None:
 def test_documents_name_tests_that_are_there() -> None:
     """`tests/.../test_x.py::test_y`. Every row of docs/promises.md names one."""
     promises = (ROOT / "docs" / "promises.md").read_text(encoding="utf-8")
-    rows = [line for line in promises.splitlines() if re.match(r"\| (?!fault |---)", line)]
+    rows = [line for line in promises.splitlines() if re.match(r"\| (?!fault |`|---)", line)]
     assert len(rows) > 30
     unheld = [row for row in rows if not TEST.search(row.rpartition(" | ")[2])]
     assert not unheld, "\n".join(unheld)

@@ -304,9 +304,9 @@ class Declarations(MemorySettings):
     shadow_device: Devices | None = setting(
         None,
         DEVICES,
-        "Device of the shadow, or several that share its layers (default: --device)",
+        "Device of the shadow, or several that share its layers: cuda:0,cuda:1 (default: --device)",
         heading="Cluster",
-        metavar="DEVICE[,DEVICE...]",
+        metavar="DEVICES",
         fixed="running",
         verify=True,
     )

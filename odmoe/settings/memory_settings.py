@@ -45,8 +45,7 @@ class MemorySettings(SystemSettings):
     host_memory: HostMemory = setting(
         "auto",
         HOST_MEMORY,
-        "Memory of a machine's workers for experts, between disk and device: 2GB, 50%, 0 for none (default: auto, what "
-        "is free less a reserve, for caches and beside a GPU)",
+        "Memory of a machine's workers for experts, between disk and device: 2GB, 50%, 0 for none (default: auto)",
         heading="Memory",
         metavar="SIZE",
         fixed="running",

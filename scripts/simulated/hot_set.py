@@ -18,6 +18,7 @@ from scheduler.policies.residency.lrfu import LRFU
 from scheduler.simulation.recorded_routes import RecordedWorkload
 from scheduler.simulation.routing_trace import find_trace, read_trace, traced_workloads
 from scheduler.types import ExpertId, ModelShape, Visit, WorkerJoined
+from scripts.lib.flags import script_parser
 
 TRACES = "many-moe", "deep-moe"
 SHARES = 0.1, 0.25, 0.5
@@ -61,6 +62,7 @@ def reads(shape: ModelShape, answer: list[Gate], slots: int, hot: list[ExpertId]
 
 
 def main() -> None:
+    script_parser(__doc__).parse_args()
     rng = random.Random(0)
     print(f"trace      host memory  before     reads, first {FIRST} tokens  reads, all tokens")
     for name in TRACES:

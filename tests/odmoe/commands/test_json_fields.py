@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from support.machines.cli import CommandLine
-from support.paths import ROOT
+from support.paths import CONFIGS, ROOT
 
 FILE = ROOT / "docs" / "reports.md"
 
@@ -43,6 +43,9 @@ def test_every_field_is_explained_and_none_that_is_not_there(command: str, cli: 
     printed, explained = set(json.loads(answer.out)), fields(f"odmoe {command}")
     if command == "simulate":
         printed |= compared(cli)
+    if command == "plan":
+        of_machines = cli("plan", "--json", "-m", str(CONFIGS / "mixtral-8x7b.json"), "--machine", "pc: ram=64GB")
+        printed |= set(json.loads(of_machines.out))
     assert printed <= explained, f"not explained: {sorted(printed - explained)}"
     more = {
         "generate": {"prompt"},  # with --prompts

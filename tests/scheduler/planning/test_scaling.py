@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from scheduler.alignment import Alignment
 from scheduler.errors import ConfigError, DoesNotFitError
 from scheduler.planning.assumptions import list_assumptions
 from scheduler.planning.plan import Plan, make_plan
@@ -338,13 +339,19 @@ def test_better_machines_never_make_a_plan_slower(way: str, seed: int) -> None:
 
 
 def test_an_alignment_bounds_the_speed() -> None:
-    """States of 125 MB take a second at 1 Gbit/s, once an alignment and not once a token of the prompt."""
-    heavy = replace(few_layers(4), model=replace(few_layers(4).model, state=125_000_000 // 4, cache_token=0))
+    """States of 125 MB take a second at 1 Gbit/s, once an alignment of theirs and not once a token of the prompt."""
+    heavy = replace(
+        few_layers(4),
+        model=replace(few_layers(4).model, state=125_000_000 // 4, cache_token=0),
+        policy=Policy(alignment=Alignment(1, 1, state_period=1)),
+    )
     assert speed(heavy, 2, 1) == pytest.approx(1)
     plan = make_plan(heavy)
     assert plan.bound == "network"
     assert sum(plan.where.values()) == pytest.approx(1, rel=0.01)
     assert speed(on(heavy, link_bits_per_s=1e12), 2, 1) > 10
+    seldom = replace(heavy, policy=Policy())
+    assert speed(seldom, 2, 1) > 10, "by themselves, states are sent as seldom as the link affords"
     alone = replace(heavy, policy=Policy("none"))
     assert speed(alone, 2, 1) > 2, "without a shadow nothing is aligned"
 
