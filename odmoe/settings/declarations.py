@@ -228,7 +228,7 @@ class Declarations(MemorySettings):
     shadow: str = one_of(
         "int8",
         SHADOWS,
-        "Precision of the shadow; int8-int2: experts in int2, the rest in int8",
+        "Precision of the shadow (dense part-experts)",
         heading="Prediction",
         fixed="running",
         verify=True,

@@ -43,8 +43,8 @@ def there(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
     """Made-up requests have their rows on the accelerator, and the shadow is in another process."""
     made = MadeUp.kv_rows
 
-    def rows(self: MadeUp, start: int, stop: int) -> CachePiece:
-        found = made(self, start, stop)
+    def rows(self: MadeUp, start: int, stop: int, states: bool = True) -> CachePiece:
+        found = made(self, start, stop, states)
         sent = to_device(device, *(row.tensor.contiguous() for row in found.rows))
         return CachePiece(start, stop, [Growing(one, -2, start) for one in sent])
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from transformers import DynamicCache
 
 from checkpoint.kv import CachePiece, Growing
 from checkpoint.tensors import tensor_bytes, tensor_from_bytes
@@ -189,7 +190,7 @@ class MadeUp(Sequence):
     """A request's tokens and KV rows, made up."""
 
     def __init__(self) -> None:
-        super().__init__(list(range(100, 105)), 20, None)
+        super().__init__(list(range(100, 105)), 20, DynamicCache())
 
     def prompt_before(self, step: int) -> tuple[int, ...]:
         return tuple(range(100, 105 + step))
