@@ -228,7 +228,7 @@ class Declarations(MemorySettings):
     shadow: str = one_of(
         "int8",
         SHADOWS,
-        "Precision of the shadow (dense part-experts)",
+        "Precision of the shadow",
         heading="Prediction",
         fixed="running",
         verify=True,
