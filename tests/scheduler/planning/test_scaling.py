@@ -13,6 +13,7 @@ import pytest
 
 from scheduler.errors import ConfigError, DoesNotFitError
 from scheduler.planning.assumptions import list_assumptions
+from scheduler.planning.changes import trials
 from scheduler.planning.plan import Plan, make_plan
 from scheduler.planning.scaling import (
     Change,
@@ -51,6 +52,15 @@ def one_request() -> Iterator[None]:
         patch.setattr("scheduler.planning.plan.DRAFTED", ())
         patch.setattr("scheduler.planning.plan.other_fits", lambda setup: ())
         yield
+
+
+def test_no_shadow_is_advised_that_its_devices_cannot_hold() -> None:
+    """fp16 takes 94 GB of the paper's model, nf4 less than int8's 47.5."""
+    whats = []
+    for size in (int(24e9), int(48e9)):
+        setup = replace(PAPER, hardware=replace(PAPER.hardware, shadow_bytes=(size, size)))
+        whats.append({trial.what for trial in trials(setup, 2, 1) if " shadow in place of " in trial.what})
+    assert whats == [{"nf4 shadow in place of int8"}, {f"{one} shadow in place of int8" for one in ("fp16", "nf4")}]
 
 
 @pytest.fixture(scope="module")
