@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from scheduler.alignment import Alignment
 from scheduler.errors import ConfigError, DoesNotFitError
 from scheduler.planning.assumptions import list_assumptions
 from scheduler.planning.changes import trials
@@ -349,7 +350,9 @@ def test_better_machines_never_make_a_plan_slower(way: str, seed: int) -> None:
 
 def test_an_alignment_bounds_the_speed() -> None:
     """States of 125 MB take a second at 1 Gbit/s, once an alignment and not once a token of the prompt."""
-    heavy = replace(few_layers(4), model=replace(few_layers(4).model, state=125_000_000 // 4, cache_token=0))
+    few = few_layers(4)
+    each = replace(few.policy, alignment=Alignment(state_period=1))
+    heavy = replace(few, model=replace(few.model, state=125_000_000 // 4, cache_token=0), policy=each)
     assert speed(heavy, 2, 1) == pytest.approx(1)
     plan = make_plan(heavy)
     assert plan.bound == "network"
