@@ -181,7 +181,7 @@ def advise_from_settings(
     with _processes() as each:
         with status() as say:
             say("counting the model's parameters")
-            home = Home(base, _model(settings, found, aligned=False), machines)
+            home = Home(base, _model(settings, found, aligned=False), machines, settings.kv_memory)
             say("simulating layouts")
             advice = advise(home, each)
         on_advice(advice)

@@ -76,6 +76,8 @@ def chaos(
 ) -> None:
     """Kill, freeze and slow the nodes of a running cluster, and see what clients get.
 
+    With a cluster file it also cuts links and damages stores, for seconds.
+
     Every answer must have the tokens that it has without faults, or end with
     an error that has a name. The exit code is 1 if one does not, or if a node
     does not come back. docs/running.md lists the faults.

@@ -19,6 +19,7 @@ HOME_PROFILE = "pc-nvme-2.5gbe"
 _OF_WORKERS = (
     "workers",
     "worker_memory",
+    "shadow_memory",
     "load_bandwidth",
     "link",
     "group_size",
@@ -73,7 +74,14 @@ class PlanSettings(Table):
     link: Link | None = setting(
         None, LINK, "Network link of every node: 1Gbit", heading="Cluster", common=True, metavar="RATE"
     )
-    profile: str = again(Settings, "profile", default=PROFILE, heading="Cluster", common=True, about="Hardware profile")
+    profile: str = again(
+        Settings,
+        "profile",
+        default=PROFILE,
+        heading="Cluster",
+        common=True,
+        about=f"Hardware profile (default: {PROFILE}; with --machine {HOME_PROFILE})",
+    )
     group_size: Count | None = again(
         Settings, "group_size", about="Workers that serve a layer together (default: the best number)"
     )

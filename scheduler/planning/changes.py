@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from scheduler.alignment import Alignment
+from scheduler.errors import DoesNotFitError
 from scheduler.planning.scaling import (
     Change,
     Run,
@@ -18,6 +19,7 @@ from scheduler.planning.scaling import (
     size_text,
     workers_needed,
 )
+from scheduler.planning.shadow_devices import shadow_shares
 
 _LINKS = ((2.5e9, "2.5"), (10e9, "10"))
 _BFLOAT16 = 2
@@ -117,7 +119,7 @@ def _policy(setup: Setup, group_size: int, slots: int) -> Iterator[_Candidate]:
     if policy.shadow == "none":
         for scheme in ("int8", "nf4"):
             other = replace(setup, policy=replace(policy, shadow=scheme, recall=None))
-            if _is_small(other, slots):
+            if _fits(other, slots):
                 yield f"with an {scheme} shadow", _price(other, slots), other, group_size, slots
                 return
         return
@@ -127,15 +129,22 @@ def _policy(setup: Setup, group_size: int, slots: int) -> Iterator[_Candidate]:
     for scheme in ("fp16", "int8", "nf4"):
         if scheme != policy.shadow:
             other = replace(setup, policy=replace(policy, shadow=scheme, recall=None))
-            if _is_small(other, slots):
+            if _fits(other, slots):
                 price = f"{_price(other, slots)} in place of {size_text(now)}"
                 yield f"{scheme} shadow in place of {policy.shadow}", price, other, group_size, slots
 
 
-def _is_small(setup: Setup, slots: int) -> bool:
-    """Whether the shadow takes less than the whole model: a machine for a larger one would hold every expert itself."""
+def _fits(setup: Setup, slots: int) -> bool:
+    """Whether the shadow takes less than the whole model: a machine for a larger one would hold every expert itself.
+    And whether it fits on its devices, if their memory is given."""
     found = memory(setup, slots)
-    return found["shadow"] < found["whole"]
+    if found["shadow"] >= found["whole"]:
+        return False
+    try:
+        shadow_shares(setup)
+    except DoesNotFitError:
+        return False
+    return True
 
 
 def _price(setup: Setup, slots: int) -> str:

@@ -45,6 +45,8 @@ class Home:
     base: Profile
     model: ModelSize
     machines: tuple[Machine, ...]
+    kept: int = 0
+    """Bytes of the main node for KV caches of earlier prompts."""
 
 
 class Improvement(NamedTuple):
@@ -139,7 +141,7 @@ def improve(advice: MachineAdvice, each: Each = map) -> list[Improvement]:
 
 def _ranked(home: Home) -> list[Layout]:
     """Best guess first. Raises DoesNotFitError."""
-    found = layouts(home.model, home.machines)
+    found = layouts(home.model, home.machines, home.kept)
     if not found:
         raise DoesNotFitError(_no_room(home))
     return sorted(found, key=lambda layout: -guess(home.base, layout))
@@ -147,11 +149,12 @@ def _ranked(home: Home) -> list[Layout]:
 
 def _no_room(home: Home) -> str:
     model, most = home.model, max(home.machines, key=lambda one: max(one.room, one.gpu_room))
-    needed, has = main_bytes(model), max(most.room, most.gpu_room, 0)
+    needed, has = main_bytes(model, home.kept), max(most.room, most.gpu_room, 0)
     if needed > has:
         fewer = "" if model.dense_saved else ", keep the dense part in few bits (--dense int4)"
+        less = ", or less --kv-memory" if home.kept else ""
         what = f"all but the experts takes {size_text(needed)} on one machine"
-        how = f"give one machine more memory{fewer}, or a shorter --context"
+        how = f"give one machine more memory{fewer}, or a shorter --context{less}"
     else:
         what = f"no machine has room for an expert of {size_text(model.expert_bytes)} beside that"
         how = "give one more memory, or take experts in fewer bits (--experts int4)"
@@ -218,7 +221,7 @@ def _changes(advice: MachineAdvice) -> Iterator[tuple[str, Home]]:
 
 def _with_gpu(home: Home) -> Iterator[tuple[str, Home]]:
     """One for the main node, where none holds it."""
-    needed = main_bytes(home.model)
+    needed = main_bytes(home.model, home.kept)
     size = next((size for size in _GPUS if size - GPU_RESERVE >= needed), None)
     if size is None or any(one.gpu_room >= needed for one in home.machines):
         return

@@ -90,6 +90,8 @@ class Layout:
     """The shadow's."""
     eviction: str = "lrfu"
     """The residency, where experts are kept in a cache."""
+    kept: int = 0
+    """Bytes of the main node for KV caches of earlier prompts."""
 
     @property
     def machines(self) -> tuple[Machine, ...]:
@@ -144,7 +146,7 @@ class Layout:
     def memory(self) -> dict[str, dict[str, int]]:
         """Bytes by machine and role, of host memory and its GPU's together."""
         found: dict[str, dict[str, int]] = {one.name: {"node": NODE_BYTES} for one in self.machines}
-        found[self.main.machine.name]["main"] = main_bytes(self.model)
+        found[self.main.machine.name]["main"] = main_bytes(self.model, self.kept)
         if self.shadow:
             found[self.shadow.machine.name]["shadow"] = shadow_bytes(self.model, self.scheme, self.shadow.on_gpu)
         for seat in self.seats:
@@ -153,8 +155,9 @@ class Layout:
         return found
 
 
-def main_bytes(model: ModelSize) -> int:
-    return model.dense_bytes + model.cache * model.item_bytes
+def main_bytes(model: ModelSize, kept: int = 0) -> int:
+    """`kept`: bytes for KV caches of earlier prompts."""
+    return model.dense_bytes + model.cache * model.item_bytes + kept
 
 
 def shadow_bytes(model: ModelSize, scheme: str, on_gpu: bool) -> int:
@@ -165,17 +168,17 @@ def shadow_bytes(model: ModelSize, scheme: str, on_gpu: bool) -> int:
     return quantised + (model.dense - model.linear + model.cache) * rest
 
 
-def layouts(model: ModelSize, machines: Sequence[Machine]) -> list[Layout]:
+def layouts(model: ModelSize, machines: Sequence[Machine], kept: int = 0) -> list[Layout]:
     """All that fit and may make sense, in no order: one machine or more, the roomiest first, each possible main node,
     workers on processors or GPUs, and a shadow if it is smaller than the model and has a machine beside the main
     node's."""
     found: dict[Layout, None] = {}
     ranked = sorted(machines, key=lambda one: -(one.room + one.gpu_room))
     for chosen in _choices(ranked):
-        for main in _mains(model, chosen):
+        for main in _mains(model, chosen, kept):
             for on_gpu in sorted({False, any(one.gpu for one in chosen)}):
                 for scheme, shadow in _shadows(model, chosen, main):
-                    layout = _layout(model, chosen, main, on_gpu, (scheme, shadow))
+                    layout = _layout(model, chosen, main, on_gpu, (scheme, shadow), kept)
                     found |= {layout: None} if layout else {}
     return list(found)
 
@@ -196,8 +199,8 @@ def _kinds(machines: Sequence[Machine]) -> list[Machine]:
     return list(kinds.values())
 
 
-def _mains(model: ModelSize, chosen: Sequence[Machine]) -> Iterator[Place]:
-    needed = main_bytes(model)
+def _mains(model: ModelSize, chosen: Sequence[Machine], kept: int) -> Iterator[Place]:
+    needed = main_bytes(model, kept)
     for one in _kinds(chosen):
         if one.gpu_room >= needed:
             yield Place(one, True)
@@ -219,17 +222,17 @@ def _shadows(model: ModelSize, chosen: Sequence[Machine], main: Place) -> Iterat
 
 
 def _layout(
-    model: ModelSize, chosen: Sequence[Machine], main: Place, on_gpu: bool, shadow: tuple[str, Place | None]
+    model: ModelSize, chosen: Sequence[Machine], main: Place, on_gpu: bool, shadow: tuple[str, Place | None], kept: int
 ) -> Layout | None:
     scheme, at = shadow
     room = {(one, gpu): one.gpu_room if gpu else one.room for one in chosen for gpu in (False, True)}
-    room[main] -= main_bytes(model)
+    room[main] -= main_bytes(model, kept)
     if at is not None:
         room[at] -= shadow_bytes(model, scheme, at.on_gpu)
     if any(left < 0 for left in room.values()):
         return None
     seats = [seat for one in chosen if (seat := _seat(model, one, room, on_gpu))]
-    found = Layout(model, main, _without_surplus(model, seats), at, scheme) if seats else None
+    found = Layout(model, main, _without_surplus(model, seats), at, scheme, kept=kept) if seats else None
     return None if found is None or (at is not None and found.keeps == ALL) else found  # then it would predict nothing
 
 

@@ -1,6 +1,6 @@
 """What a worker would gain from loading into host memory, after a restart, the experts that other texts used most.
 
-    python -m scripts.simulated.hot_set
+    .venv/bin/python -m scripts.simulated.hot_set
 
 Reads from disk of an answer whose worker loads every expert through host memory (LRFU), by what was there before:
 nothing; experts at random; those that the other requests of the trace used most (held out); those that this request

@@ -9,7 +9,7 @@ from typing import Any
 from odmoe.commands.texts.plan_text import table, wrap
 from odmoe.terminal import megabytes
 from scheduler.planning.machine_plan import LEAST_RATES, LEAST_ROUTES, MOST_ROUTES, Improvement, MachineAdvice
-from scheduler.planning.machines import ALL, BUS_RATE, CACHE, NODE_BYTES, Layout, Machine, Place
+from scheduler.planning.machines import ALL, BUS_RATE, CACHE, NODE_BYTES, Layout, Machine, Place, Seat
 from scheduler.simulation.route_model import LIKE_TEXT
 
 _ROLES = {"main": "main node", "shadow": "shadow", "worker": "experts", "node": "processes"}
@@ -103,8 +103,10 @@ def _memory(advice: MachineAdvice) -> dict[str, str]:
 def _commands(advice: MachineAdvice) -> Iterator[str]:
     layout, seats = advice.layout, advice.layout.seats
     flags = " --main-device cuda" if layout.main.on_gpu else ""
-    flags += " --worker-device cuda" if any(seat.place.on_gpu for seat in seats) else ""
-    flags += " --loader cuda" if any(seat.held for seat in seats) else ""
+    on_gpu, held = ([seat.place.machine.name for seat in seats if of(seat)] for of in (_is_on_gpu, _is_held))
+    flags += " --worker-device cuda" if len(on_gpu) == len(seats) else ""
+    flags += " --loader cuda" if len(held) == len(seats) else ""
+    flags += f" --kv-memory {layout.kept / 1e9:g}GB" if layout.kept else ""
     flags += " --kernel fast" if layout.model.native_bits or layout.model.dense_saved else ""
     if len(layout.machines) == 1:
         room = layout.slots * layout.model.expert_bytes / 1e9
@@ -117,11 +119,22 @@ def _commands(advice: MachineAdvice) -> Iterator[str]:
     group = min(layout.model.top_k, len(seats))
     yield f"odmoe serve -m MODEL --cluster FILE.yaml {system} --group-size {group}{flags}"
     yield "with slots: N of each worker in the cluster file, as above"
+    for line, names in (("device: cuda", on_gpu), ("loader: cuda", held)):
+        if 0 < len(names) < len(seats):
+            yield f"and {line} of {_names(names)} alone"
     if any(seat.place.machine == layout.main.machine for seat in seats):
         yield (
             "A cluster file gives each role a host of its own. For a machine with two roles start Ray by hand, as in "
             'docs/running.md, with --resources=\'{"main_node": 1, "worker_node": 1}\', and give --cluster HEAD:6379'
         )
+
+
+def _is_on_gpu(seat: Seat) -> bool:
+    return seat.place.on_gpu
+
+
+def _is_held(seat: Seat) -> bool:
+    return seat.held > 0
 
 
 def assumed(advice: MachineAdvice) -> list[str]:

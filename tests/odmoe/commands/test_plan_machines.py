@@ -53,6 +53,17 @@ def test_the_same_as_json(cli: CommandLine) -> None:
     assert found["helps_most"] == max(found["changes"], key=lambda one: one["factor"])
 
 
+def test_a_gpu_of_one_worker_is_said_of_its_host_alone(cli: CommandLine) -> None:
+    """Memory for kept KV caches is the main node's, in the plan and in the command."""
+    machines = ("--machine", "old: ram=48GB memory=20GB/s", "--machine", "gamer: ram=16GB gpu=24GB")
+    answer = cli("plan", "-m", QWEN, "--kv-memory", "1GB", *machines)
+    words = " ".join(answer.out.split())
+    assert "and device: cuda of gamer alone" in words
+    assert "--worker-device" not in words
+    assert "--kv-memory 1GB" in words
+    assert "main node 4.48 GB" in words
+
+
 def test_a_machine_has_what_is_written() -> None:
     one, two, other = parse_machines(["pc x2: ram=32GB gpu=8GB gpu-memory=448GB/s", "mini: ram=8GiB cores=4"], BASE)
     assert (one.name, two.name, other.name) == ("pc 1", "pc 2", "mini")
@@ -93,10 +104,12 @@ def test_a_machine_that_is_written_wrongly(cli: CommandLine, machine: str, said:
     ("args", "said"),
     [
         (["--machine", MINI, "--workers", "4"], "--workers is given with --machine"),
+        (["--machine", MINI, "--shadow-memory", "24GB"], "--shadow-memory is given with --machine"),
         (["--cluster", str(Path("cluster.yaml"))], "--machine does not say what its hosts are"),
         (["--machine", "pc: ram=8GB", "--machine", "pc: ram=16GB"], "two machines called pc"),
         (["--machine", "pc: ram=8GB", "--profile", "rtx3090-pcie3"], "use pc-nvme-2.5gbe"),
         (["--machine", "pc: ram=2GB"], "does not fit: all but the experts takes 3.48 GB"),
+        (["--machine", "pc: ram=5GB", "--kv-memory", "4GB"], "takes 7.48 GB on one machine"),
     ],
 )
 def test_what_cannot_be_planned(cli: CommandLine, args: list[str], said: str) -> None:
