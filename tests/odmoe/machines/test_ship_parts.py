@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from checkpoint.held import HELD
+from checkpoint.part_files import write_part
 from checkpoint.sharding.form_files import add_forms
 from checkpoint.store import ExpertStore
 from odmoe.machines import probe as probe_script
@@ -25,6 +26,7 @@ from odmoe.machines.ship import has_store, manifest_digest
 from odmoe.machines.ship_parts import plan_parts, push_parts
 from odmoe.terminal import Terminal
 from scheduler.errors import ConfigError, HostError, LaunchError
+from scheduler.types import ExpertId
 from support.machines.local_hosts import LocalSsh
 from support.machines.ssh_hosts import write_cluster_file
 
@@ -172,6 +174,23 @@ def test_a_host_with_everything_keeps_it_and_one_of_another_model_starts_anew(
     assert not (lab.folder(1) / "dense").exists()
     assert len((lab.part(1).held or frozenset()) | (lab.part(2).held or frozenset())) == 64
     lab.part(1).verify()
+
+
+def test_parts_copied_by_hand_count_and_stay(tmp_path: Path, store: ExpertStore) -> None:
+    """An empty one, too: a worker may have it open."""
+    lab = Lab(tmp_path, store, 3)
+    experts = frozenset(expert for expert, _ in store.experts())
+    by_hand = (experts, frozenset(one for one in experts if one.layer == 0), frozenset[ExpertId]())
+    for number, some in enumerate(by_hand):
+        write_part(store, lab.folder(number), some, lambda nbytes: None)
+    inodes = {file: file.stat().st_ino for n in range(3) for file in lab.folder(n).glob("*.experts")}
+    assert lab.up() == {}
+    assert {file: file.stat().st_ino for file in inodes} == inodes
+    for number, some in enumerate(by_hand):
+        assert some <= (lab.part(number).held or frozenset())
+        lab.part(number).verify()
+    assert lab.sent["worker-1"] < len(experts) * store.manifest.blob_bytes / 2
+    assert sum(lab.copies(range(3)).values()) == 64
 
 
 def test_a_form_that_the_store_got_since_comes_too(tmp_path: Path, store: ExpertStore) -> None:
