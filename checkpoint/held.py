@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from checkpoint.manifest import LayerSpec
 from scheduler.errors import CorruptStoreError
 from scheduler.held import experts_of, ranges_of
 from scheduler.types import ExpertId, HeldRange
+
+if TYPE_CHECKING:  # it imports torch; the launching machine's commands do without
+    from checkpoint.manifest import LayerSpec
 
 HELD = "held.json"
 

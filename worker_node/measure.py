@@ -67,8 +67,10 @@ def _rates(
     measuring, moved = time.monotonic(), 0
     experts: Iterator[ExpertId] = (expert for expert, _ in store.experts(form))
     share = store.manifest.form_bytes(form) / store.manifest.blob_bytes
-    if held and tier is not None:  # bring it there
-        first = next(experts)
+    if held and tier is not None:  # bring one there
+        first = next(experts, None)
+        if first is None:
+            return
         tier.assign(0, ExpertId(*first), form)
         loader.load(*first, slots[0], cancelled.is_set, form)
         experts = itertools.repeat(first)

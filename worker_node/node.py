@@ -115,7 +115,7 @@ class Worker:
         self._modules = ModuleCache(MODULES)
         self.sessions: Sessions[_Session] = Sessions()
         self._memory_watch = MemoryWatch(name, loader.tier, self.loading, self._on_shrunk) if loader.tier else None
-        self._part_watch = PartWatch(store, self.sessions, self._on_cpu)
+        self._part_watch = PartWatch(store, self.sessions, self._on_cpu or loader.tier is not None)
         first = 0, store.manifest.moe_layers[0], forms[0]
         call_s, row_s = self.pace.costs or device_costs(store, partial(self.run, *first))
         self.costs = (call_s + self.pace.restore_s if forms[0] else call_s), row_s

@@ -5,9 +5,10 @@ from __future__ import annotations
 import logging
 from typing import Any
 
-from checkpoint.held import read_held
-from checkpoint.store import ExpertStore
-from scheduler.errors import CorruptStoreError
+from checkpoint.held import HELD, read_held
+from checkpoint.store import ExpertStore, removal_error
+from scheduler.errors import CorruptStoreError, StoreError, StoreMismatchError
+from scheduler.types import ExpertId
 from wire import runtime
 from wire.sessions import Sessions
 
@@ -17,28 +18,60 @@ LOOK_S = 2.0
 
 
 class PartWatch:
-    """Tells the main node that is served when the store holds other experts than before. Nobody looks after a whole
-    store, nor for a loader that has read its experts at the start (`loads_more` is false)."""
+    """Tells the main node that is served when the store has got experts. Nobody looks after a whole store, nor for a
+    loader that has read its experts at the start (`loads_more` is false).
+
+    A list counts if it has all that the store held, and lies beside the very files that were opened: others may have
+    been copied to their place, and a loader that has the former ones open would find nothing there.
+    """
 
     def __init__(self, store: ExpertStore, sessions: Sessions[Any], loads_more: bool) -> None:
         self._store = store
         self._sessions = sessions
         self._closed = runtime.Event()
+        self._said = ""
         if loads_more and store.held is not None:
+            self._files = _inodes(store)
             runtime.Thread(target=self._run, name="part-watch", daemon=True).start()
 
     def _run(self) -> None:
         while not self._closed.wait(LOOK_S):
             try:
-                held = read_held(self._store.path, self._store.manifest.layers)
-            except CorruptStoreError as error:
-                _log.warning("%s; this worker goes on with the experts that it held", error)
-                return
+                held = self._read()
+            except (StoreError, OSError) as error:
+                if str(error) != self._said:
+                    self._said = str(error)
+                    _log.warning("%s; this worker goes on with the experts that it held", error)
+                continue
             if held != self._store.held:
                 self._store.held = held
                 session = self._sessions.served
                 if session is not None:
                     session.send_held()
 
+    def _read(self) -> frozenset[ExpertId]:
+        """What the store holds now. Raises StoreError, OSError."""
+        before, folder = self._store.held or frozenset(), self._store.path
+        held = read_held(folder, self._store.manifest.layers)
+        if held is None or not held >= before:
+            found = "gone" if held is None else f"without {len(before - held)} experts that were there"
+            raise CorruptStoreError(f"{folder / HELD} is {found}; copy the store to this host again")
+        if held > before and not self._is_same():
+            raise StoreMismatchError(f"{folder} is another store than this worker opened; start the worker again")
+        return held
+
+    def _is_same(self) -> bool:
+        store = self._store
+        return _inodes(store) == self._files and ExpertStore.open(store.path).manifest == store.manifest
+
     def close(self) -> None:
         self._closed.set()
+
+
+def _inodes(store: ExpertStore) -> list[int]:
+    """Of the files of experts. Raises StoreNotFoundError."""
+    forms = ("", *store.manifest.forms)
+    try:
+        return [(store.path / layer.file).stat().st_ino for form in forms for layer in store.layers(form).values()]
+    except FileNotFoundError as error:
+        raise removal_error(store.path) from error

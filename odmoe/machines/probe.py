@@ -31,7 +31,7 @@ MARK = ("RAY_AUTH_TOKEN_PATH=" + os.path.join(OURS, "keys", "ray_token")).encode
 ASKED = "odmoe.at_head"  # the launching machine's request, which ends with that
 OWNER = os.path.join(OURS, "owner.json")
 STORES = os.path.join(OURS, "stores")
-HELD = "held.json"  # which experts a part of a store has
+HELD = "held.json"  # as in checkpoint.held, which hosts may not have yet
 SESSION = re.compile(r"(/[^\0=, ]*/session_[0-9_-]+/)")  # the folder of a Ray's sockets and logs
 ASK_S, KILL_S = 5.0, 5.0  # of each round
 CONNECT_S = 1.0

@@ -20,8 +20,8 @@ from scheduler.errors import ConfigError, HostError, LaunchError
 
 
 def restore_parts(file: Path, store: Path, terminal: Terminal, as_json: bool = False) -> None:
-    """Copy experts to the workers' hosts that answer, until as many of them have each as the file says. Nothing that
-    runs is touched, and no host's store is replaced.
+    """Copy experts to the workers' hosts that answer, until as many of them have each as the file says, or all of them
+    if they are fewer. Nothing that runs is touched, and no host's store is replaced.
 
     `store`: the whole store on this machine. Raises ConfigError, StoreError, DoesNotFitError, or LaunchError if a host
     could not be given its experts; such hosts are printed before.
@@ -37,12 +37,14 @@ def restore_parts(file: Path, store: Path, terminal: Terminal, as_json: bool = F
         facts = {address: found for address, found in answers.items() if not isinstance(found, HostError)}
         failed = {address: found for address, found in answers.items() if isinstance(found, HostError)}
         able = [host for host in workers if host.address in facts]
-        parts = plan_parts(opened, able, facts, cluster.replicas, SPARE)
-        with copying(terminal.console, "parts") as step:
-            failed |= push_parts(ssh, able, parts, facts, step)
-    _show([host for host in able if host.address not in failed], parts, as_json)
-    for error in failed.values():
-        print(error, file=sys.stderr, flush=True)
+        _say(failed)
+        if able:
+            parts = plan_parts(opened, able, facts, min(cluster.replicas, len(able)), SPARE)
+            with copying(terminal.console, "parts") as step:
+                short = push_parts(ssh, able, parts, facts, step)
+            _show([host for host in able if host.address not in short], parts, as_json)
+            _say(short)
+            failed |= short
     if failed:
         raise LaunchError(f"{len(failed)} of {len(workers)} hosts were given nothing, or not all; see above")
 
@@ -57,9 +59,16 @@ def _fit_facts(ssh: Ssh, host: Host, own: str | None, name: str, wanted: str) ->
         fault = f"it belongs to {describe_owner(owner)}"
     elif (facts["stores"].get(name) or {}).get("manifest", wanted) != wanted:
         fault = f"it has another store of the name {name}; odmoe up replaces it"
+    elif of_store := (facts["stores"].get(name) or {}).get("fault"):
+        fault = f"its store {name} is damaged ({of_store}); end what runs there, then odmoe up replaces it"
     if fault:
         raise HostError(f"{host.name} ({host.address}): {fault}")
     return facts
+
+
+def _say(failed: dict[str, HostError]) -> None:
+    for error in failed.values():
+        print(error, file=sys.stderr, flush=True)
 
 
 def _show(hosts: list[Host], parts: Parts, as_json: bool) -> None:

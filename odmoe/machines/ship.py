@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from checkpoint.held import HELD
 from odmoe.bundled import BUNDLED
 from odmoe.machines.ssh import size_of
 from scheduler.errors import ConfigError, HostError, StoreWriteError
@@ -32,8 +33,6 @@ ENVIRONMENT = "deploy/env.sh"
 SHIPPED = "SHIPPED"
 KEYS = "~/odmoe/keys"
 STORES = "~/odmoe/stores"
-HELD = "held.json"
-"""As in `checkpoint.held`, which imports torch."""
 NODE_KEYS = ("ca.pem", "node.pem", "node.key")
 CLUSTER_KEYS = ("secret", "ray_token")
 LEFTOVERS = (".pyc", ".pyo", "~", ".swp", ".orig")

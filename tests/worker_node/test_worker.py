@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -35,7 +36,9 @@ from wire.messages import (
     WorkerReady,
     WorkerUsage,
 )
-from worker_node import node, part_watch
+from worker_node import node, part_watch, session
+from worker_node.loaders.host_tier import HostTier
+from worker_node.loaders.tiered import TieredLoader
 
 pytestmark = NO_THREAD_FAILS
 BlobOf = Callable[[int, int], bytes]
@@ -333,8 +336,94 @@ def test_experts_that_come_while_it_serves_are_reported(
     (folder / HELD).write_text(held_text([ExpertId(0, 1)]))
     desk.store = ExpertStore.open(folder)
     main = desk.welcome(desk.worker())
-    (folder / "next").write_text(held_text([ExpertId(0, 1), ExpertId(0, 2), ExpertId(1, 3)]))
-    (folder / "next").replace(folder / HELD)
+    change_list(folder, held_text(MORE))
     assert main.next() == Held(True, (0, 1, 2, 1, 3, 3))
     main.send(Load(6, 0, 1, 3))
     assert main.next() == Loaded(6, len(blob(1, 3)), ANY, True)
+
+
+MORE = [ExpertId(0, 1), ExpertId(0, 2), ExpertId(1, 3)]
+
+
+def change_list(folder: Path, text: str) -> None:
+    (folder / "next").write_text(text)
+    (folder / "next").replace(folder / HELD)
+
+
+def has_been_looked_at(caplog: pytest.LogCaptureFixture, said: str) -> int:
+    """How often it was said, a few looks after it was said first."""
+    for _ in range(200):
+        if said in caplog.text:
+            break
+        time.sleep(0.05)
+    time.sleep(0.3)
+    return caplog.text.count(said)
+
+
+def test_a_part_without_experts_is_served_and_gets_some_through_a_device_s_host_tier(
+    desk: WorkerDesk, blob: BlobOf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The device is the processor under another name."""
+    monkeypatch.setattr(part_watch, "LOOK_S", 0.05)
+    monkeypatch.setattr(session, "device_bytes", lambda device: 1 << 30)
+    monkeypatch.setattr(session, "device_name", lambda device: device)
+    folder = Path(shutil.copytree(desk.store.path, tmp_path / "part"))
+    (folder / HELD).write_text(held_text([]))
+    desk.store = ExpertStore.open(folder)
+    loader = TieredLoader(desk.store, HostTier(desk.store, 2))
+    loader.device = "cpu:0"
+    worker = desk.worker(loader=loader)
+    assert (worker.load_bytes_per_s, worker.host_load_s) == (0, 0)
+    main = desk.welcome(worker)
+    change_list(folder, held_text(MORE))
+    assert main.next() == Held(True, (0, 1, 2, 1, 3, 3))
+    main.send(Load(6, 0, 1, 3, host_slot=0))
+    assert main.next() == Loaded(6, len(blob(1, 3)), ANY, True)
+
+
+@pytest.mark.parametrize(
+    ("harm", "said"),
+    [
+        (lambda folder: (folder / HELD).unlink(), "held.json is gone"),
+        (lambda folder: change_list(folder, "{"), "held.json is damaged"),
+        (lambda folder: change_list(folder, held_text(MORE[1:])), "held.json is without 1 experts that were there"),
+    ],
+)
+def test_a_list_that_is_lost_or_damaged_for_a_while_changes_nothing(
+    desk: WorkerDesk,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    harm: Callable[[Path], None],
+    said: str,
+) -> None:
+    monkeypatch.setattr(part_watch, "LOOK_S", 0.05)
+    folder = Path(shutil.copytree(desk.store.path, tmp_path / "part"))
+    (folder / HELD).write_text(held_text([ExpertId(0, 1)]))
+    desk.store = ExpertStore.open(folder)
+    main = desk.welcome(desk.worker())
+    harm(folder)
+    assert has_been_looked_at(caplog, said) == 1
+    assert desk.store.held == {ExpertId(0, 1)}
+    assert main.nothing_came()
+    change_list(folder, held_text(MORE))
+    assert main.next() == Held(True, (0, 1, 2, 1, 3, 3))
+
+
+@pytest.mark.parametrize("file", ["manifest.json", "layer-00001.experts"])
+def test_a_list_beside_other_files_than_were_opened_does_not_count(
+    desk: WorkerDesk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, file: str
+) -> None:
+    """Another store in this place, or this one copied again: the files that are open have holes."""
+    monkeypatch.setattr(part_watch, "LOOK_S", 0.05)
+    folder = Path(shutil.copytree(desk.store.path, tmp_path / "part"))
+    (folder / HELD).write_text(held_text([ExpertId(0, 1)]))
+    desk.store = ExpertStore.open(folder)
+    main = desk.welcome(desk.worker())
+    other = replace(desk.store.manifest, fingerprint="0" * 32).to_json().encode()
+    (folder / "next").write_bytes(other if file == "manifest.json" else (folder / file).read_bytes())
+    (folder / "next").replace(folder / file)
+    change_list(folder, held_text(MORE))
+    assert has_been_looked_at(caplog, "is another store than this worker opened") == 1
+    assert desk.store.held == {ExpertId(0, 1)}
+    assert main.nothing_came()

@@ -13,18 +13,20 @@ from typing import Any
 import pytest
 
 from checkpoint.held import HELD
+from checkpoint.part_files import write_part
 from checkpoint.sharding.form_files import add_forms
 from checkpoint.store import ExpertStore
 from odmoe.machines import probe as probe_script
 from odmoe.machines import restore_parts as restore_module
 from odmoe.machines import ship_parts
-from odmoe.machines.cluster_file import Host
+from odmoe.machines.cluster_file import ClusterFile, Host
 from odmoe.machines.host_stores import _state
 from odmoe.machines.preflight import ask, probe
 from odmoe.machines.ship import has_store, manifest_digest
 from odmoe.machines.ship_parts import plan_parts, push_parts
 from odmoe.terminal import Terminal
 from scheduler.errors import ConfigError, HostError, LaunchError
+from scheduler.types import ExpertId
 from support.machines.local_hosts import LocalSsh
 from support.machines.ssh_hosts import write_cluster_file
 
@@ -174,6 +176,23 @@ def test_a_host_with_everything_keeps_it_and_one_of_another_model_starts_anew(
     lab.part(1).verify()
 
 
+def test_parts_copied_by_hand_count_and_stay(tmp_path: Path, store: ExpertStore) -> None:
+    """An empty one, too: a worker may have it open."""
+    lab = Lab(tmp_path, store, 3)
+    experts = frozenset(expert for expert, _ in store.experts())
+    by_hand = (experts, frozenset(one for one in experts if one.layer == 0), frozenset[ExpertId]())
+    for number, some in enumerate(by_hand):
+        write_part(store, lab.folder(number), some, lambda nbytes: None)
+    inodes = {file: file.stat().st_ino for n in range(3) for file in lab.folder(n).glob("*.experts")}
+    assert lab.up() == {}
+    assert {file: file.stat().st_ino for file in inodes} == inodes
+    for number, some in enumerate(by_hand):
+        assert some <= (lab.part(number).held or frozenset())
+        lab.part(number).verify()
+    assert lab.sent["worker-1"] < len(experts) * store.manifest.blob_bytes / 2
+    assert sum(lab.copies(range(3)).values()) == 64
+
+
 def test_a_form_that_the_store_got_since_comes_too(tmp_path: Path, store: ExpertStore) -> None:
     lab = Lab(tmp_path, store, 2)
     assert lab.up() == {}
@@ -201,21 +220,29 @@ def test_what_a_host_has_is_shown(tmp_path: Path, store: ExpertStore) -> None:
     assert "is 4096 bytes" in probe(lab.ssh, host)["stores"]["demo"]["fault"]
 
 
+def launched(lab: Lab, folder: Path, monkeypatch: pytest.MonkeyPatch) -> ClusterFile:
+    """Its cluster file, when all hosts have their parts."""
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(folder / "config"))
+    monkeypatch.setattr(restore_module.Ssh, "for_cluster", lambda *_: LocalSsh(folder))
+    assert lab.up() == {}
+    (folder / "key").touch()
+    addresses = ("127.0.8.1", "127.0.8.2", *(host.address for host in lab.hosts))
+    return write_cluster_file(folder, addresses, folder / "key")
+
+
+def set_replicas(file: Path, replicas: int) -> None:
+    file.write_text(file.read_text().replace("  hosts:", f"  replicas: {replicas}\n  hosts:"))
+
+
 def test_restore_leaves_out_who_does_not_answer_and_who_has_another_store(
     tmp_path: Path, store: ExpertStore, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Of five workers one is gone, and one has another model's store under this name."""
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
-    monkeypatch.setattr(restore_module.Ssh, "for_cluster", lambda *_: LocalSsh(tmp_path))
     lab = Lab(tmp_path, store, 5)
-    assert lab.up() == {}
-    (tmp_path / "key").touch()
-    cluster = write_cluster_file(
-        tmp_path, ("127.0.8.1", "127.0.8.2", *(host.address for host in lab.hosts)), tmp_path / "key"
-    )
+    cluster = launched(lab, tmp_path, monkeypatch)
     with pytest.raises(ConfigError, match="has no replicas in its provider block"):
         restore_module.restore_parts(cluster.path, store.path, Terminal(quiet=True))
-    cluster.path.write_text(cluster.path.read_text().replace("  hosts:", f"  replicas: {REPLICAS}\n  hosts:"))
+    set_replicas(cluster.path, REPLICAS)
     shutil.rmtree(lab.ssh.home("127.0.7.4"))
     other = lab.folder(4) / "manifest.json"
     other.write_text(other.read_text().replace('"format"', ' "format"'))
@@ -232,3 +259,27 @@ def test_restore_leaves_out_who_does_not_answer_and_who_has_another_store(
     for number in range(3):
         assert rows[f"worker-{number}"]["experts"] == len(lab.part(number).held or ())
         lab.part(number).verify()
+
+
+def test_restore_never_removes_a_store_and_gives_all_that_answer_the_rest(
+    tmp_path: Path, store: ExpertStore, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """All four workers are to have each expert: one is gone, and one has a damaged store that its worker may read."""
+    lab = Lab(tmp_path, store, 4)
+    cluster = launched(lab, tmp_path, monkeypatch)
+    set_replicas(cluster.path, 4)
+    shutil.rmtree(lab.ssh.home("127.0.7.4"))
+    os.truncate(next(lab.folder(2).glob("*.experts")), 4096)
+    before = {file: file.stat().st_ino for file in lab.folder(2).iterdir()}
+    with pytest.raises(LaunchError, match="2 of 4 hosts were given nothing"):
+        restore_module.restore_parts(cluster.path, store.path, Terminal(quiet=True))
+    said = capsys.readouterr()
+    assert "worker-3 (127.0.7.4): it does not answer ssh" in said.err
+    assert "worker-2 (127.0.7.3): its store demo is damaged" in said.err
+    assert "is 4096 bytes" in said.err
+    assert {file: file.stat().st_ino for file in lab.folder(2).iterdir()} == before
+    assert lab.copies(range(2)) == {2: 64}
+    shutil.rmtree(lab.ssh.home("127.0.7.1"))
+    shutil.rmtree(lab.ssh.home("127.0.7.2"))
+    with pytest.raises(LaunchError, match="4 of 4 hosts were given nothing"):
+        restore_module.restore_parts(cluster.path, store.path, Terminal(quiet=True))
