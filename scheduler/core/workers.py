@@ -143,12 +143,14 @@ class WorkerTable:
         return assigned if assigned is not None else self.least_busy(demand.visit.turn, avoid)
 
     def _holder(self, demand: Demand, avoid: int | None) -> int | None:
-        """The least busy worker that holds it; with a cache its home, unless that is much busier."""
-        among = self.holders.of(demand.expert)
+        """The least busy worker that holds it; with a cache its home, unless that is much busier. Not `avoid`, if
+        another holds it."""
+        holders = self.holders.of(demand.expert)
+        among = [number for number in holders if number != avoid] or holders
         if len(among) < 2:
             return among[0] if among else None
         visit = demand.visit
-        best = self.least_busy(visit.turn, avoid, among) if demand.confirmed else self.spread(visit, among)
+        best = self.least_busy(visit.turn, among=among) if demand.confirmed else self.spread(visit, among)
         home = self.holders.home(demand.expert) if self.sticks else best
         if home in (best, avoid):
             return best

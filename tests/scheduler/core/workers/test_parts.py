@@ -62,6 +62,13 @@ def test_what_a_gate_misses_goes_to_the_holder_with_the_smaller_backlog() -> Non
     assert d.gate(0, 2, 3) == ["load 0.0 0/2", *compute("0.0 0/2"), "load 1.0 0/3", *compute("1.0 0/3")]
 
 
+def test_a_prefetch_that_failed_goes_to_another_holder() -> None:
+    d = in_parts(*FOUR, slots=2)
+    d.open()
+    assert d.predict(0, 2, 3) == ["load 0.0 0/2", "load 1.0 0/3"]
+    assert d.load_failed(0) == ["evict 0.0 0/2", "load 1.1 0/2"]
+
+
 def test_prefill_assigns_each_expert_to_a_holder_and_evenly() -> None:
     d = in_parts(*FOUR, slots=2)
     d.prefill()
