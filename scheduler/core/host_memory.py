@@ -122,6 +122,11 @@ class HostTable:
         held = memory.held.get(expert) if memory is not None else None
         return held.slot if held is not None and held.form == form and not held.load_id else None
 
+    def would_lose(self, worker: int, expert: ExpertId, form: str) -> bool:
+        """It has the expert, but not in that form: a load that no host slot is assigned to would drop it there."""
+        memory = self.memories.get(worker)
+        return memory is not None and expert in memory.held and self.find(worker, expert, form) is None
+
     def on_loaded(self, worker: int, expert: ExpertId, load_id: int) -> None:
         """A load has ended: the expert is in its host slot, too."""
         memory = self.memories.get(worker)

@@ -34,6 +34,9 @@ class WorldHostMemory:
 
     def obey(self, c: t.Load) -> None:
         self.loads += 1
+        for slot, load in list(self.content.items()):
+            if load.expert == c.expert and (slot, load.form) != (c.host_slot, c.form):
+                del self.content[slot]
         if c.host_slot is None or c.host_slot >= self.slots:
             return
         there = self.content.get(c.host_slot)
