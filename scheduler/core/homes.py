@@ -11,7 +11,7 @@ from scheduler.types import ExpertId, ModelShape
 class Homes:
     """Experts are spread over the workers in order, layer by layer, as prefill's shares are (`RoundRobin.share`). A
     worker without a free slot is passed over. Of a store in parts, each goes to the one with most room of those that
-    hold it. A home never changes, unless its worker is lost, or does not hold the expert any more: its experts then take
+    hold it. A home changes only if its worker is lost, or does not hold the expert any more: its experts then take
     slots that are left. Experts that found no slot get one when workers join."""
 
     def __init__(self, shape: ModelShape, holders: Holders) -> None:
