@@ -120,7 +120,7 @@ class AuditTable:
         slot, nobody = heappop(worker.free), RequestStats(0)
         entry = SlotEntry(worker.number, slot, event.expert, self._commands.next_id(), False, nobody, [])
         entry.host_slot = self._workers.host_memory.find(worker.number, event.expert, FULL)
-        entry.held = entry.host_slot is not None
+        entry.in_memory = entry.host_slot is not None
         worker.slots[slot] = entry
         self._commands.load(entry)
         return entry

@@ -24,7 +24,7 @@ counts 1."""
 class WorkerTable:
     """Workers come and go. Whoever calls `on_lost` brings the lost worker's demands elsewhere."""
 
-    def __init__(self, state: State, grouping: Grouping, residency: Residency, hosts: HostTable) -> None:
+    def __init__(self, state: State, grouping: Grouping, residency: Residency, host_memory: HostTable) -> None:
         self.live: tuple[int, ...] = ()
         """Numbers of the workers with slots, ascending."""
         self.turns: tuple[int, ...] = ()
@@ -38,7 +38,7 @@ class WorkerTable:
         self._grouping = grouping
         self._residency = residency
         self.holders = Holders()
-        self.host_memory = hosts
+        self.host_memory = host_memory
         """Of all workers."""
         self.sticks = False
         """The residency keeps experts: in parts, the same one goes to the same worker."""

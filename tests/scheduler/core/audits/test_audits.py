@@ -171,7 +171,7 @@ def test_a_load_that_failed_is_read_from_disk_the_next_time() -> None:
     d.gate(0, 4)
     d.loaded(0)
     d.computed(0)
-    assert audit(d, 0, 4)[0] == "load 0.0 0/4 held in 0"
+    assert audit(d, 0, 4)[0] == "load 0.0 0/4 from 0"
     assert d.load_failed(0) == ["evict 0.0 0/4", "drop audit 1"]
     assert audit(d, 0, 4)[0] == "load 0.0 0/4"
 
