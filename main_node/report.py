@@ -133,7 +133,7 @@ class Report:
     read_again: int = 0
     """Times that all tokens so far were read again, as the model's own `generate` does: Phi-MoE once, where its rotary
     factors change."""
-    held_loads: int = 0
+    loads_from_memory: int = 0
     """Of `loads`, those of experts that were in host memory, a tier between disk and slots (`--host-memory`)."""
     host_memory_bytes: list[int] = field(default_factory=list)
     """By worker: most bytes of that tier, from its buffers. 0 without it, and where the slots are host memory."""
@@ -231,7 +231,7 @@ def build_report(
         memory_shares=shares,
         resident_experts_max=[usage.resident_experts_max for usage in workers.values()],
         bytes_loaded=stats.bytes_loaded,
-        held_loads=stats.held_loads,
+        loads_from_memory=stats.loads_from_memory,
         host_memory_bytes=[usage.host_bytes_max for usage in workers.values()],
         finish=finish,
         ignored=chooser.ignored,

@@ -386,7 +386,7 @@ class Load:
     """Start loading; the slot is free. Ends in LoadEnded or LoadFailed, unless an Evict of the slot comes first.
 
     `form`: the form in which the expert is loaded; empty: the full one. `host_slot`: of host memory, through which it
-    goes and where it stays; None: none. `held`: its bytes are there already, and nothing is read from disk."""
+    goes and where it stays; None: none. `in_memory`: its bytes are there already, and nothing is read from disk."""
 
     worker: int
     slot: int
@@ -394,7 +394,7 @@ class Load:
     load_id: int
     form: str = ""
     host_slot: int | None = None
-    held: bool = False
+    in_memory: bool = False
 
 
 @_message

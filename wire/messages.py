@@ -251,7 +251,7 @@ class WorkerUsage:
     """Loads whose bytes were compared with the store's checksum."""
     host_bytes_max: int = 0
     """Most bytes of host memory between disk and slots."""
-    loads_held: int = 0
+    loads_from_memory: int = 0
     """Loads of experts that were there."""
 
 

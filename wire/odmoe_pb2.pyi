@@ -332,22 +332,22 @@ class Computed(_message.Message):
     def __init__(self, call_id: _Optional[int] = ..., output: _Optional[_Union[Tensor, _Mapping]] = ..., seconds: _Optional[float] = ..., checksum: _Optional[int] = ...) -> None: ...
 
 class WorkerUsage(_message.Message):
-    __slots__ = ("resident_experts_max", "device_bytes_max", "loads", "bytes_loaded", "loads_checked", "host_bytes_max", "loads_held")
+    __slots__ = ("resident_experts_max", "device_bytes_max", "loads", "bytes_loaded", "loads_checked", "host_bytes_max", "loads_from_memory")
     RESIDENT_EXPERTS_MAX_FIELD_NUMBER: _ClassVar[int]
     DEVICE_BYTES_MAX_FIELD_NUMBER: _ClassVar[int]
     LOADS_FIELD_NUMBER: _ClassVar[int]
     BYTES_LOADED_FIELD_NUMBER: _ClassVar[int]
     LOADS_CHECKED_FIELD_NUMBER: _ClassVar[int]
     HOST_BYTES_MAX_FIELD_NUMBER: _ClassVar[int]
-    LOADS_HELD_FIELD_NUMBER: _ClassVar[int]
+    LOADS_FROM_MEMORY_FIELD_NUMBER: _ClassVar[int]
     resident_experts_max: int
     device_bytes_max: int
     loads: int
     bytes_loaded: int
     loads_checked: int
     host_bytes_max: int
-    loads_held: int
-    def __init__(self, resident_experts_max: _Optional[int] = ..., device_bytes_max: _Optional[int] = ..., loads: _Optional[int] = ..., bytes_loaded: _Optional[int] = ..., loads_checked: _Optional[int] = ..., host_bytes_max: _Optional[int] = ..., loads_held: _Optional[int] = ...) -> None: ...
+    loads_from_memory: int
+    def __init__(self, resident_experts_max: _Optional[int] = ..., device_bytes_max: _Optional[int] = ..., loads: _Optional[int] = ..., bytes_loaded: _Optional[int] = ..., loads_checked: _Optional[int] = ..., host_bytes_max: _Optional[int] = ..., loads_from_memory: _Optional[int] = ...) -> None: ...
 
 class Failed(_message.Message):
     __slots__ = ("error", "message", "load_id", "call_id", "request")

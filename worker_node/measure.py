@@ -39,17 +39,17 @@ GIVE_UP_S = 5.0
 
 
 def load_bandwidth(
-    store: ExpertStore, loader: Loader, slots: list[torch.Tensor], form: str = "", held: bool = False
+    store: ExpertStore, loader: Loader, slots: list[torch.Tensor], form: str = "", in_memory: bool = False
 ) -> float:
     """Bytes a second that `loader` moves: the median of a few loads of different experts, in `form`, into the slots.
 
     By the loader's pace: an emulated one gives the profile's bandwidth. 0 where an emulated load lasts longer than
-    `GIVE_UP_S`. `held`: of an expert that is in the loader's tier; else through it from disk. Raises CorruptStoreError,
-    or LaunchError where the store cannot be read.
+    `GIVE_UP_S`. `in_memory`: of an expert that is in the loader's tier; else through it from disk. Raises
+    CorruptStoreError, or LaunchError where the store cannot be read.
     """
     cancelled = Cancellation()
     with ThreadPoolExecutor(1, "measure") as pool:  # its emulated time must not become this thread's
-        measuring = pool.submit(lambda: list(_rates(store, loader, slots, cancelled, form, held)))
+        measuring = pool.submit(lambda: list(_rates(store, loader, slots, cancelled, form, in_memory)))
         wait([measuring], GIVE_UP_S)
         cancelled.cancel(loader.pace.now())
     try:
@@ -60,14 +60,14 @@ def load_bandwidth(
 
 
 def _rates(
-    store: ExpertStore, loader: Loader, slots: list[torch.Tensor], cancelled: Cancellation, form: str, held: bool
+    store: ExpertStore, loader: Loader, slots: list[torch.Tensor], cancelled: Cancellation, form: str, in_memory: bool
 ) -> Iterator[float]:
     """Bytes a second of each load."""
     tier = loader.tier
     measuring, moved = time.monotonic(), 0
     experts: Iterator[ExpertId] = (expert for expert, _ in store.experts(form))
     share = store.manifest.form_bytes(form) / store.manifest.blob_bytes
-    if held and tier is not None:  # bring one there
+    if in_memory and tier is not None:  # bring one there
         first = next(experts, None)
         if first is None:
             return

@@ -98,7 +98,7 @@ class Worker:
         loader.prepare(self.slots.buffers)
         self.load_bytes_per_s = load_bandwidth(store, loader, self.slots.buffers, forms[0])
         """The loader's bandwidth, measured here; these loads are not counted."""
-        self.host_load_s = self._measured_held_load(forms[0])
+        self.host_load_s = self._measured_memory_load(forms[0])
         """Seconds of a load from host memory, where that is a tier of its own."""
         self.checks = LoadChecks(name, store, loader, checks)
         self.checks.measure(self.slots.buffers[0])
@@ -109,7 +109,7 @@ class Worker:
         """When each slot was freed last."""
         self.loading = runtime.Lock()
         """Held by the load under way: a lent thread may begin one while the worker's own is loading."""
-        self.loads = self.loads_held = 0
+        self.loads = self.loads_from_memory = 0
         self.bytes_loaded = 0
         self._arithmetic = arithmetic
         self._modules = ModuleCache(MODULES)
@@ -129,11 +129,11 @@ class Worker:
     def accept(self, reply: Channel) -> _Session:
         return self.sessions.add(_Session(self, reply))
 
-    def _measured_held_load(self, form: str) -> float:
+    def _measured_memory_load(self, form: str) -> float:
         tier = self.loader.tier
         if tier is None or not tier.slots:
             return 0.0
-        rate = load_bandwidth(self.store, self.loader, self.slots.buffers, form, held=True)
+        rate = load_bandwidth(self.store, self.loader, self.slots.buffers, form, in_memory=True)
         tier.clear()
         return self.slots.buffers[0].nbytes / rate if rate else 0.0
 
@@ -241,7 +241,7 @@ class _Session(ComputeSession):
         checked = worker.checks.checked  # first: a load is counted before its check is
         tier, slots = worker.loader.tier, worker.slots
         figures = worker.allocated_bytes, worker.loads, worker.bytes_loaded, checked
-        return WorkerUsage(slots.resident_max, *figures, tier.bytes_max if tier else 0, worker.loads_held)
+        return WorkerUsage(slots.resident_max, *figures, tier.bytes_max if tier else 0, worker.loads_from_memory)
 
     def dispatch(self, message: Message) -> None:
         if isinstance(message, Load):
@@ -356,7 +356,7 @@ class _Session(ComputeSession):
         start = worker.pace.begin_load(max(occupancy.received, worker.freed[occupancy.slot]))
         tier = worker.loader.tier
         with worker.loading:
-            held = tier is None or tier.assign(occupancy.host_slot, occupancy.expert, occupancy.form)
+            in_memory = tier is None or tier.assign(occupancy.host_slot, occupancy.expert, occupancy.form)
             try:
                 load = worker.checks.load(*occupancy.expert, buffer, occupancy.cancelled.is_set, occupancy.form)
             except BaseException:
@@ -365,10 +365,10 @@ class _Session(ComputeSession):
                 raise
             if not occupancy.cancelled.is_set():
                 worker.loads += 1
-                worker.loads_held += held and tier is not None
+                worker.loads_from_memory += in_memory and tier is not None
                 worker.bytes_loaded += load.nbytes
         share = worker.share(occupancy.expert, occupancy.form)
-        occupancy.ended = worker.pace.end_load(occupancy.cancelled, share, held)
+        occupancy.ended = worker.pace.end_load(occupancy.cancelled, share, in_memory)
         cancelled, seconds = occupancy.cancelled.is_set(), occupancy.ended - start
         if self.spans.on:
             self.spans.add("given up" if cancelled else "load", occupancy.label, start, occupancy.ended)

@@ -29,10 +29,11 @@ class Pace(Protocol):
     def begin_load(self, at: float) -> float:
         """Begin a load that was ready at `at`. Returns its start."""
 
-    def end_load(self, cancelled: Cancellation, share: float = 1.0, held: bool = True) -> float:
+    def end_load(self, cancelled: Cancellation, share: float = 1.0, in_memory: bool = True) -> float:
         """The bytes have moved, or the load was cancelled. Returns its end.
 
-        `share`: the bytes of its form over those of the full form. `held`: its bytes were in host memory, not on disk.
+        `share`: the bytes of its form over those of the full form. `in_memory`: its bytes were there,
+        in host memory, not on disk.
         """
 
     def begin_compute(self, at: float) -> float:
@@ -58,7 +59,7 @@ class RealPace:
     def begin_load(self, at: float) -> float:
         return runtime.monotonic()
 
-    def end_load(self, cancelled: Cancellation, share: float = 1.0, held: bool = True) -> float:
+    def end_load(self, cancelled: Cancellation, share: float = 1.0, in_memory: bool = True) -> float:
         return runtime.monotonic()
 
     def begin_compute(self, at: float) -> float:
@@ -93,10 +94,10 @@ class WorkerPace:
     def begin_load(self, at: float) -> float:
         return self._link.begin(at)
 
-    def end_load(self, cancelled: Cancellation, share: float = 1.0, held: bool = True) -> float:
+    def end_load(self, cancelled: Cancellation, share: float = 1.0, in_memory: bool = True) -> float:
         profile = self._emulation.profile
-        lasts_s = profile.lasting_load_s(held, share)
-        return self._link.wait(lasts_s, cancelled, lambda after_s: profile.ended_load_s(after_s, share, held))
+        lasts_s = profile.lasting_load_s(in_memory, share)
+        return self._link.wait(lasts_s, cancelled, lambda after_s: profile.ended_load_s(after_s, share, in_memory))
 
     def begin_compute(self, at: float) -> float:
         return self._processor.begin(at)

@@ -112,6 +112,8 @@ class PeerHandler:
         self._channel: Channel | None = None
         self.traffic: Traffic | None = None
         """Bytes that the stream has carried; None in one process, where messages are passed as objects."""
+        self.early: dict[type, Message] = {}
+        """What it has said of itself before it was in use, the last of each kind."""
         self._answers: dict[type, Message] = {}
         self._usage: WorkerUsage | ShadowUsage | None = None
         """What it said last."""

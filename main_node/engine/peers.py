@@ -116,6 +116,8 @@ class Peers:
             self.suspects.on_joined(number, ready)
             self._silent_s.pop(number, None)
             self._listener.post(joined)
+            for message in peer.early.values():
+                self._listener.from_worker(number, message)
         return ready
 
     def add_shadow(self, connect: Connect, deadline_s: float) -> w.ShadowReady:
@@ -156,8 +158,13 @@ class Peers:
     # --- messages -----------------------------------------------------------------------------------------------
 
     def _from_worker(self, number: int, peer: PeerHandler, message: w.Message) -> None:
+        """What a peer says of itself before it has joined is heard then; of a former one nothing is."""
         try:
             with self._changed:
+                if self.workers.get(number) is not peer:
+                    if isinstance(message, w.Held | w.HostShrunk):
+                        peer.early[type(message)] = message
+                    return
                 if peer.credit is not None and isinstance(message, w.Computed | w.Failed):
                     peer.credit.settle(message.call_id)
                 self._listener.from_worker(number, message)

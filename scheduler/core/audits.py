@@ -14,7 +14,7 @@ from scheduler.core.state import Audit, SlotEntry, State, Worker
 from scheduler.core.stats import RequestStats
 from scheduler.core.workers import WorkerTable
 from scheduler.policies.precision import FULL, Precision
-from scheduler.types import AuditRequested
+from scheduler.types import AuditRequested, ExpertId
 
 
 class AuditTable:
@@ -59,6 +59,7 @@ class AuditTable:
     def on_load_failed(self, load_id: int) -> None:
         audit = self._of_load(load_id)
         if audit is not None:
+            self._workers.host_memory.on_doubted(audit.entry.worker, audit.entry.expert)
             self._give_up(audit)
 
     def on_computed(self, call_id: int) -> None:
@@ -100,12 +101,14 @@ class AuditTable:
         workers = [self._state.workers[number] for number in (*live[turn:], *live[:turn])]
         held_by = self._workers.holders.of(event.expert)
         workers = [one for one in workers if one.number in held_by]
-        able = [one for one in workers if self._may_load(one) and self._rests(one.number, event)]
+        able = [one for one in workers if self._may_load(one, event.expert) and self._rests(one.number, event)]
         return max(able, key=lambda one: len(one.free), default=None)
 
-    def _may_load(self, worker: Worker) -> bool:
+    def _may_load(self, worker: Worker, expert: ExpertId) -> bool:
         homes = self._workers.homes
         if homes is not None and not homes.room(worker.number):  # every free slot is some expert's home
+            return False
+        if self._workers.host_memory.would_lose(worker.number, expert, FULL):
             return False
         forms = worker.joined.forms
         fits = any(cost.fits for cost in forms if cost.form == FULL) if forms else self._loads_full
@@ -117,7 +120,7 @@ class AuditTable:
         slot, nobody = heappop(worker.free), RequestStats(0)
         entry = SlotEntry(worker.number, slot, event.expert, self._commands.next_id(), False, nobody, [])
         entry.host_slot = self._workers.host_memory.find(worker.number, event.expert, FULL)
-        entry.held = entry.host_slot is not None
+        entry.in_memory = entry.host_slot is not None
         worker.slots[slot] = entry
         self._commands.load(entry)
         return entry

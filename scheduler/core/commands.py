@@ -32,7 +32,7 @@ class Commands:
 
     def load(self, entry: SlotEntry) -> None:
         self._commands.append(
-            t.Load(entry.worker, entry.slot, entry.expert, entry.load_id, entry.form, entry.host_slot, entry.held)
+            t.Load(entry.worker, entry.slot, entry.expert, entry.load_id, entry.form, entry.host_slot, entry.in_memory)
         )
 
     def evict(self, entry: SlotEntry) -> None:

@@ -256,5 +256,5 @@ class GateTable:
 
     def _left_s(self, entry: SlotEntry, costs: Costs) -> float:
         worker = self._state.workers[entry.worker]
-        load_s = worker.joined.host_load_s if entry.held and worker.joined.host_load_s else costs.load_s
+        load_s = worker.joined.host_load_s if entry.in_memory and worker.joined.host_load_s else costs.load_s
         return worker.load_left_s(entry, load_s, self._state.now)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from scheduler.core.holders import Holders
 from scheduler.types import ExpertId, ModelShape
 
@@ -9,8 +11,8 @@ from scheduler.types import ExpertId, ModelShape
 class Homes:
     """Experts are spread over the workers in order, layer by layer, as prefill's shares are (`RoundRobin.share`). A
     worker without a free slot is passed over. Of a store in parts, each goes to the one with most room of those that
-    hold it. A home never changes, unless its worker is lost: its experts then take slots that are left. Experts that
-    found no slot get one when workers join."""
+    hold it. A home changes only if its worker is lost, or does not hold the expert any more: its experts then take
+    slots that are left. Experts that found no slot get one when workers join."""
 
     def __init__(self, shape: ModelShape, holders: Holders) -> None:
         self._homes: dict[ExpertId, int] = {}
@@ -27,6 +29,15 @@ class Homes:
         del self._room[worker]
         self._homeless += [expert for expert, home in self._homes.items() if home == worker]
         self._homeless.sort()
+
+    def on_holdings_changed(self, worker: int, in_slots: Collection[ExpertId]) -> None:
+        """Experts that it does not hold any more need another home, unless they are in its slots."""
+        lived = [expert for expert, home in self._homes.items() if home == worker]
+        leaving = [one for one in lived if one not in in_slots and not self._holders.holds(worker, one)]
+        for expert in leaving:
+            del self._homes[expert]
+        self._room[worker] += len(leaving)
+        self._homeless = sorted((*self._homeless, *leaving))
 
     def room(self, worker: int) -> int:
         """Its slots that are no expert's home."""

@@ -18,7 +18,7 @@ from scheduler.types import ExpertId, WorkerJoined
 
 
 @dataclass(slots=True, eq=False)
-class HeldExpert:
+class HostEntry:
     """An expert in a host slot, or on its way there."""
 
     slot: int
@@ -35,15 +35,15 @@ class HostMemory:
     free: list[int]
     """Numbers of the free host slots, a heap."""
     slots: int
-    held: dict[ExpertId, HeldExpert] = field(default_factory=dict)
+    in_memory: dict[ExpertId, HostEntry] = field(default_factory=dict)
     """The one that was loaded longest ago first."""
 
     def faults(self) -> Iterator[str]:
         """What does not agree in these books."""
-        taken = sorted(one.slot for one in self.held.values())
+        taken = sorted(one.slot for one in self.in_memory.values())
         if sorted([*taken, *self.free]) != list(range(self.slots)):
             yield f"of {self.slots} host slots, {taken} are taken and {sorted(self.free)} are free"
-        if any(expert != one.expert for expert, one in self.held.items()):
+        if any(expert != one.expert for expert, one in self.in_memory.items()):
             yield "an expert in host memory stands under another's name"
 
 
@@ -68,16 +68,16 @@ class HostTable:
 
     def on_worker_lost(self, worker: int) -> None:
         memory = self.memories.pop(worker, None)
-        for held in list(memory.held.values()) if memory is not None else ():
-            self._left(worker, held.expert)
+        for entry in list(memory.in_memory.values()) if memory is not None else ():
+            self._left(worker, entry.expert)
 
     def on_shrunk(self, worker: int, slots: int) -> None:
         """The worker gave memory back: only its first `slots` host slots are left."""
         memory = self.memories.get(worker)
         if memory is None or slots >= memory.slots:
             return
-        for held in [one for one in memory.held.values() if one.slot >= slots]:
-            self._drop(worker, memory, held)
+        for entry in [one for one in memory.in_memory.values() if one.slot >= slots]:
+            self._drop(worker, memory, entry)
         memory.free = [slot for slot in memory.free if slot < slots]
         heapify(memory.free)
         memory.slots = slots
@@ -102,60 +102,65 @@ class HostTable:
         if memory is None:
             return None, False
         self.loads += 1
-        held = memory.held.get(expert)
-        if held is not None and held.form == form:
-            memory.held[expert] = memory.held.pop(expert)
-            self.hits += held.load_id == 0
-            return held.slot, held.load_id == 0
-        if held is not None:
-            self._drop(worker, memory, held)
+        entry = memory.in_memory.get(expert)
+        if entry is not None and entry.form == form:
+            memory.in_memory[expert] = memory.in_memory.pop(expert)
+            self.hits += entry.load_id == 0
+            return entry.slot, entry.load_id == 0
+        if entry is not None:
+            self._drop(worker, memory, entry)
         slot = self._slot_for(worker, memory, expert) if self.residency.keeps(worker, expert, predicted) else None
         if slot is None:
             return None, False
-        memory.held[expert] = HeldExpert(slot, expert, form, load_id)
+        memory.in_memory[expert] = HostEntry(slot, expert, form, load_id)
         self._holders[expert] = self._holders.get(expert, 0) + 1
         return slot, False
 
     def find(self, worker: int, expert: ExpertId, form: str) -> int | None:
         """The host slot that has the expert's bytes; None where there is none. No policy hears of it."""
         memory = self.memories.get(worker)
-        held = memory.held.get(expert) if memory is not None else None
-        return held.slot if held is not None and held.form == form and not held.load_id else None
+        entry = memory.in_memory.get(expert) if memory is not None else None
+        return entry.slot if entry is not None and entry.form == form and not entry.load_id else None
+
+    def would_lose(self, worker: int, expert: ExpertId, form: str) -> bool:
+        """It has the expert, but not in that form: a load that no host slot is assigned to would drop it there."""
+        memory = self.memories.get(worker)
+        return memory is not None and expert in memory.in_memory and self.find(worker, expert, form) is None
 
     def on_loaded(self, worker: int, expert: ExpertId, load_id: int) -> None:
         """A load has ended: the expert is in its host slot, too."""
         memory = self.memories.get(worker)
-        held = memory.held.get(expert) if memory is not None else None
-        if held is not None and held.load_id == load_id:
-            held.load_id = 0
+        entry = memory.in_memory.get(expert) if memory is not None else None
+        if entry is not None and entry.load_id == load_id:
+            entry.load_id = 0
 
     def on_given_up(self, worker: int, expert: ExpertId, load_id: int) -> None:
         """A load was given up, or has failed, before its end: what it was bringing is not whole."""
         memory = self.memories.get(worker)
-        held = memory.held.get(expert) if memory is not None else None
-        if memory is not None and held is not None and held.load_id == load_id:
-            self._drop(worker, memory, held)
+        entry = memory.in_memory.get(expert) if memory is not None else None
+        if memory is not None and entry is not None and entry.load_id == load_id:
+            self._drop(worker, memory, entry)
 
     def on_doubted(self, worker: int, expert: ExpertId) -> None:
         """A load or a computation of the expert has failed: its bytes are read from disk the next time."""
         memory = self.memories.get(worker)
-        held = memory.held.get(expert) if memory is not None else None
-        if memory is not None and held is not None:
-            self._drop(worker, memory, held)
+        entry = memory.in_memory.get(expert) if memory is not None else None
+        if memory is not None and entry is not None:
+            self._drop(worker, memory, entry)
 
     def _slot_for(self, worker: int, memory: HostMemory, expert: ExpertId) -> int | None:
         """A free one, else the residency's victim's. None: nobody gives way."""
         if not memory.free or self.residency.full(expert):
-            there = [one for one, held in memory.held.items() if not held.load_id]
+            there = [one for one, entry in memory.in_memory.items() if not entry.load_id]
             victim = self.residency.victim(worker, expert, there) if there else None
             if victim is not None:
-                self._drop(worker, memory, memory.held[victim])
+                self._drop(worker, memory, memory.in_memory[victim])
         return heappop(memory.free) if memory.free else None
 
-    def _drop(self, worker: int, memory: HostMemory, held: HeldExpert) -> None:
-        del memory.held[held.expert]
-        heappush(memory.free, held.slot)
-        self._left(worker, held.expert)
+    def _drop(self, worker: int, memory: HostMemory, entry: HostEntry) -> None:
+        del memory.in_memory[entry.expert]
+        heappush(memory.free, entry.slot)
+        self._left(worker, entry.expert)
 
     def _left(self, worker: int, expert: ExpertId) -> None:
         self._holders[expert] -= 1

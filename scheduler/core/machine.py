@@ -236,9 +236,8 @@ class Core:
         worker = self._state.workers.get(event.worker)
         if worker is None:
             return
+        self._workers.on_holdings_changed(event)
         holders = self._workers.holders
-        holders.on_changed(event.worker, event.held)
-        self._workers.settle()
         misplaced = [demand for demand in worker.queue if not holders.holds(event.worker, demand.expert)]
         for demand in misplaced:
             self._slots.detach(demand)

@@ -60,13 +60,11 @@ class SlotTable:
     def present(self, layer: int, importance: LayerImportance | None = None) -> set[int]:
         """Experts whose bytes are in a slot: in a form that is good enough for a visit of that importance; None: in
         whatever form."""
-        held = [entry for entry in self._state.kept[layer].values() if entry.loaded]
-        for expert, entries in self._state.passing.items():
-            if expert.layer == layer:
-                held += [entry for entry in entries if entry.loaded]
+        passing = [one for expert, entries in self._state.passing.items() if expert.layer == layer for one in entries]
+        there = [entry for entry in (*self._state.kept[layer].values(), *passing) if entry.loaded]
         if importance is not None:
-            held = [entry for entry in held if self._serves(entry, importance.importance_of(entry.expert.expert))]
-        return {entry.expert.expert for entry in held}
+            there = [entry for entry in there if self._serves(entry, importance.importance_of(entry.expert.expert))]
+        return {entry.expert.expert for entry in there}
 
     # --- demands ------------------------------------------------------------------------------------------------
 
@@ -447,7 +445,7 @@ class SlotTable:
             form = form_taken(self._precision.form(demand.importance), worker.joined.forms)
         self.forms.add(form)
         entry = SlotEntry(number, slot, expert, load_id, keeps, request.stats, [demand], form)
-        entry.host_slot, entry.held = self._host.assign(number, expert, form, load_id, not demand.confirmed)
+        entry.host_slot, entry.in_memory = self._host.assign(number, expert, form, load_id, not demand.confirmed)
         demand.start_load(entry)
         worker.slots[slot] = self._state.loads[load_id] = entry
         worker.append_load(entry, self._state.now)
@@ -457,7 +455,7 @@ class SlotTable:
             self._end_warm_ups(expert)
         else:
             self._state.passing.setdefault(expert, []).append(entry)
-        request.stats.add_load(request.prefilling, demand.origin == "gate", entry.held)
+        request.stats.add_load(request.prefilling, demand.origin == "gate", entry.in_memory)
         self._commands.load(entry)
         twins = self._dequeue_twins(demand) if expert in self._state.queued else []
         entry.users += twins  # before rows are sent: the last of them evicts

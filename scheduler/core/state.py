@@ -158,7 +158,7 @@ class SlotEntry:
     form: str = FULL
     host_slot: int | None = None
     """Of host memory, through which it is loaded."""
-    held: bool = False
+    in_memory: bool = False
     """Its bytes were in host memory when its load was begun."""
     loaded: bool = False
     leaving: bool = False

@@ -30,7 +30,7 @@ class RequestStats:
     decode_loads: int = 0
     """Of the loads, those begun in decoding."""
     bytes_loaded: int = 0
-    held_loads: int = 0
+    loads_from_memory: int = 0
     """Loads of experts that were in host memory, a tier above the disk."""
     reloads: int = 0
     """Loads begun after the gate because no prediction had named the expert."""
@@ -68,9 +68,9 @@ class RequestStats:
     _activated: dict[Visit, Collection[int]] = field(default_factory=dict)
     _orphans: dict[Visit, Collection[int]] = field(default_factory=dict)
 
-    def add_load(self, prefilling: bool, reload: bool, held: bool = False) -> None:
+    def add_load(self, prefilling: bool, reload: bool, in_memory: bool = False) -> None:
         self.loads += 1
-        self.held_loads += held
+        self.loads_from_memory += in_memory
         self.decode_loads += not prefilling
         self.reloads += reload
 

@@ -104,7 +104,7 @@ def _slots(worker: Worker, audited: set[int]) -> Iterator[str]:
 
 def _on_the_way(state: State, worker: int, memory: HostMemory) -> Iterator[str]:
     """What is on its way to host memory belongs to a load in flight."""
-    for held in memory.held.values():
+    for held in memory.in_memory.values():
         entry = state.loads.get(held.load_id)
         if held.load_id and (entry is None or (entry.worker, entry.expert) != (worker, held.expert)):
             yield f"{held.expert} is on its way to host slot {held.slot}, and no load brings it"

@@ -24,7 +24,7 @@ counts 1."""
 class WorkerTable:
     """Workers come and go. Whoever calls `on_lost` brings the lost worker's demands elsewhere."""
 
-    def __init__(self, state: State, grouping: Grouping, residency: Residency, hosts: HostTable) -> None:
+    def __init__(self, state: State, grouping: Grouping, residency: Residency, host_memory: HostTable) -> None:
         self.live: tuple[int, ...] = ()
         """Numbers of the workers with slots, ascending."""
         self.turns: tuple[int, ...] = ()
@@ -38,7 +38,7 @@ class WorkerTable:
         self._grouping = grouping
         self._residency = residency
         self.holders = Holders()
-        self.host_memory = hosts
+        self.host_memory = host_memory
         """Of all workers."""
         self.sticks = False
         """The residency keeps experts: in parts, the same one goes to the same worker."""
@@ -106,6 +106,18 @@ class WorkerTable:
         self.settle()
         return worker
 
+    def on_holdings_changed(self, event: t.HoldingsChanged) -> None:
+        """Of a worker that is connected."""
+        self.holders.on_changed(event.worker, event.held)
+        self._move_out(event.worker)
+
+    def _move_out(self, number: int) -> None:
+        """Homes follow what the worker holds, and has in slots."""
+        if self.homes is not None and number in self.live:
+            kept = {entry.expert for entry in self._state.workers[number].slots if entry is not None and entry.keeps}
+            self.homes.on_holdings_changed(number, kept)
+        self.settle()
+
     def _take_turns(self, workers: Sequence[int]) -> None:
         self.live = tuple(sorted(workers))
         joined = [self._state.workers[number].joined for number in self.live]
@@ -135,20 +147,30 @@ class WorkerTable:
         """Where the demand's expert is loaded: at its home; else at the worker that its turn has assigned; else at the
         least busy one, not `avoid` if there is another. Of a store in parts, at a worker that holds it: None if there
         is none."""
-        home = self.homes.worker_of(demand.expert) if self.homes is not None else None
-        if home is not None and self.holders.holds(home, demand.expert):
+        home = self._home(demand.expert)
+        if home is not None:
             return home
         if self.holders.in_parts:
             return self._holder(demand, avoid)
         return assigned if assigned is not None else self.least_busy(demand.visit.turn, avoid)
 
+    def _home(self, expert: t.ExpertId) -> int | None:
+        """Of an expert that is in no slot."""
+        home = self.homes.worker_of(expert) if self.homes is not None else None
+        if self.homes is None or home is None or self.holders.holds(home, expert):
+            return home
+        self._move_out(home)
+        return self.homes.worker_of(expert)
+
     def _holder(self, demand: Demand, avoid: int | None) -> int | None:
-        """The least busy worker that holds it; with a cache its home, unless that is much busier."""
-        among = self.holders.of(demand.expert)
+        """The least busy worker that holds it; with a cache its home, unless that is much busier. Not `avoid`, if
+        another holds it."""
+        holders = self.holders.of(demand.expert)
+        among = [number for number in holders if number != avoid] or holders
         if len(among) < 2:
             return among[0] if among else None
         visit = demand.visit
-        best = self.least_busy(visit.turn, avoid, among) if demand.confirmed else self.spread(visit, among)
+        best = self.least_busy(visit.turn, among=among) if demand.confirmed else self.spread(visit, among)
         home = self.holders.home(demand.expert) if self.sticks else best
         if home in (best, avoid):
             return best

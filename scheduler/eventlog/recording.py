@@ -296,8 +296,6 @@ _EVENTS, _COMMANDS = _forms(t.Event), _forms(t.Command)
 _FIELDS = {
     cls: [attrgetter(field.name) for field in dataclasses.fields(cls)] for cls, _ in (_EVENTS | _COMMANDS).values()
 }
-_ADDED: dict[str, tuple[Any, ...]] = {"WorkerJoined": (None,)}
-"""The values of the last fields in recordings that were made before these were there."""
 
 
 def _row(fact: t.Event | t.Command) -> list[Any]:
@@ -310,8 +308,7 @@ def _fact(row: Any, forms: dict[str, tuple[Any, Callable[[Any], Any]]], shape: t
     name, *fields = _tuple(row) or (None,)
     if name not in forms:
         raise _WrongError(f"{name!r} is not an event or a command; known: {', '.join(forms)}")
-    added = _ADDED.get(name, ()) if len(fields) < len(_FIELDS[forms[name][0]]) else ()
-    fact = forms[name][1]((*fields, *added))
+    fact = forms[name][1](tuple(fields))
     layers, experts = _layers_and_experts(fact)
     if not set(layers) <= set(shape.layers) or not all(0 <= expert < shape.experts for expert in experts):
         raise _WrongError(f"{fact} names a layer or an expert that the model does not have")

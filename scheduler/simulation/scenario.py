@@ -102,7 +102,7 @@ class Scenario:
             if value is not None and value < 1:
                 raise ConfigError(f"--{name.replace('_', '-')} is {value}; allowed: 1, 2, ...")
         if self.host_slots is not None:
-            self.profile.lasting_load_s(held=False)
+            self.profile.lasting_load_s(in_memory=False)
             if self.host_slots < 0:
                 raise ConfigError(f"host_slots is {self.host_slots}; allowed: 0, 1, 2, ...")
         check(self.system)

@@ -117,7 +117,7 @@ class SimulatedWorkers:
 
     def load(self, command: t.Load) -> None:
         worker, slot = self._workers[command.worker], command.slot
-        full_s = worker.profile.lasting_load_s(command.held or not worker.has_disk)
+        full_s = worker.profile.lasting_load_s(command.in_memory or not worker.has_disk)
         worker.slots[slot] = load = LoadTimes(command, self._events.now, worker.freed[slot], [], full_s)
         if command.form:
             load.share = self._profile.form_share(command.form)
@@ -171,7 +171,7 @@ class SimulatedWorkers:
         in_flight = worker.loading is load
         if in_flight:
             now = load.begun + worker.profile.ended_load_s(
-                now - load.begun, load.share, load.command.held or not worker.has_disk
+                now - load.begun, load.share, load.command.in_memory or not worker.has_disk
             )
         if self._spans is not None:
             row = f"worker {command.worker}"

@@ -113,20 +113,20 @@ class Profile:
         """One expert on `tokens` tokens."""
         return self.expert_s + (tokens - 1) * self.expert_extra_s
 
-    def lasting_load_s(self, held: bool = True, share: float = 1.0) -> float:
-        """A load to the device of an expert that is in host memory (`held`), or on disk. `share`: of its form, as in
-        `form_share`. Raises ConfigError where the profile has no time for the disk."""
-        return share * (self.load_s + (0.0 if held else self._disk()))
+    def lasting_load_s(self, in_memory: bool = True, share: float = 1.0) -> float:
+        """A load to the device of an expert that is in host memory (`in_memory`), or on disk. `share`: of its form, as
+        in `form_share`. Raises ConfigError where the profile has no time for the disk."""
+        return share * (self.load_s + (0.0 if in_memory else self._disk()))
 
-    def ended_load_s(self, after_s: float, share: float = 1.0, held: bool = True) -> float:
+    def ended_load_s(self, after_s: float, share: float = 1.0, in_memory: bool = True) -> float:
         """How long a load lasts that is evicted `after_s` after its begin: until the end of the piece under way, which
         is the whole load where it is not `cancellable`. Piece and load may end together with the eviction.
-        `held`, `share`: as in `lasting_load_s`."""
-        piece_s = self.load_piece_s if self.cancellable else self.lasting_load_s(held)
+        `in_memory`, `share`: as in `lasting_load_s`."""
+        piece_s = self.load_piece_s if self.cancellable else self.lasting_load_s(in_memory)
         if piece_s:
             pieces = math.ceil(after_s / piece_s - 1e-6)  # an end of a piece is exact but for rounding
             after_s = max(after_s, pieces * piece_s)
-        return min(after_s, self.lasting_load_s(held, share))
+        return min(after_s, self.lasting_load_s(in_memory, share))
 
     def host_compute_s(self, tokens: int) -> float:
         """One expert on `tokens` tokens on the host's processor. Raises ConfigError where the profile has no host."""

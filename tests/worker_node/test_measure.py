@@ -41,7 +41,7 @@ class Clock(RealPace):
     def begin_load(self, at: float) -> float:
         return self.at
 
-    def end_load(self, cancelled: threading.Event, share: float = 1.0, held: bool = True) -> float:
+    def end_load(self, cancelled: threading.Event, share: float = 1.0, in_memory: bool = True) -> float:
         self.at += self.seconds.pop(0)
         return self.at
 

@@ -89,8 +89,8 @@ def _ready(ready: w.WorkerReady, limits: ModelLimits) -> str:
 def _usage(usage: w.WorkerUsage, limits: ModelLimits) -> str:
     if usage.loads_checked > usage.loads:
         return f"{usage.loads_checked} checked loads of {usage.loads}"
-    if usage.loads_held > usage.loads:
-        return f"{usage.loads_held} loads from host memory of {usage.loads}"
+    if usage.loads_from_memory > usage.loads:
+        return f"{usage.loads_from_memory} loads from host memory of {usage.loads}"
     most = (usage.loads + limits.slots + 1) * limits.slot_bytes  # those under way may be counted in part
     if limits.slot_bytes and usage.bytes_loaded > most:
         return f"{usage.bytes_loaded} bytes in {usage.loads} loads of at most {limits.slot_bytes}"

@@ -165,7 +165,7 @@ def fields_of(limits: ModelLimits) -> dict[type, dict[str, Bound]]:
             "bytes_loaded": an_id,
             "loads_checked": memory,
             "host_bytes_max": memory,
-            "loads_held": memory,
+            "loads_from_memory": memory,
         },
         w.TraceRecords: {
             "machine": name,

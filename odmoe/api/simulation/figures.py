@@ -99,7 +99,7 @@ class Simulation:
     tokens_per_s: float
     loads_a_token: float | None
     reloads_a_token: float | None
-    held_loads: float | None
+    loads_from_memory: float | None
     tokens_a_step: float | None
     experts_a_layer: float | None
     hit_rate: float | None
@@ -181,7 +181,7 @@ def figures_of(runs: list[Run], outcomes: list[Outcome], took_s: float, given: S
         tokens_per_s=tokens / sum(outcome.tokens_s for outcome in outcomes),
         loads_a_token=sum(answer.stats.decode_loads for answer in answers) / decoded if decoded else None,
         reloads_a_token=sum(answer.stats.reloads for answer in answers) / decoded if decoded else None,
-        held_loads=_held_loads(answers) if scenario.host_slots is not None else None,
+        loads_from_memory=_loads_from_memory(answers) if scenario.host_slots is not None else None,
         tokens_a_step=decoded / steps if decoded else None,
         experts_a_layer=sum(union * of for union, of in unions) / sum(of for _, of in unions) if unions else None,
         hit_rate=_hit_rate(answers),
@@ -203,10 +203,10 @@ def _hit_rate(answers: list[Answer]) -> float | None:
     return sum(answer.stats.present for answer in answers) / named if named else None
 
 
-def _held_loads(answers: list[Answer]) -> float | None:
+def _loads_from_memory(answers: list[Answer]) -> float | None:
     """Share of all loads that found their expert in host memory. None without loads."""
     loads = sum(answer.stats.loads for answer in answers)
-    return sum(answer.stats.held_loads for answer in answers) / loads if loads else None
+    return sum(answer.stats.loads_from_memory for answer in answers) / loads if loads else None
 
 
 def _misses(outcomes: list[Outcome], decoded: int) -> MissShares | None:

@@ -265,7 +265,7 @@ def _loads(reports: Sequence[Report]) -> list[Line]:
     unused, stall = sum(r.unused_loads for r in reports), sum(r.stall_s for r in reports)
     prefill_stall = sum(r.prefill_stall_s for r in reports)
     hosted, named = sum(r.host_computed for r in reports), sum(r.named for r in reports)
-    held, host = sum(r.held_loads for r in reports), max((sum(r.host_memory_bytes) for r in reports), default=0)
+    found, host = sum(r.loads_from_memory for r in reports), max((sum(r.host_memory_bytes) for r in reports), default=0)
     checked = max((r.cluster.loads_checked or 0.0 for r in reports), default=0.0)
     each = f", mean of {len(reports)} prompts" * (len(reports) > 1)
     stall, prefill_stall = stall / len(reports), prefill_stall / len(reports)
@@ -285,7 +285,7 @@ def _loads(reports: Sequence[Report]) -> list[Line]:
         Line("stalls", f"{stall:.2f} s in decoding, {prefill_stall:.2f} s in prefill{each}", timed=True),
         Line(
             "host memory",
-            f"{held:,} loads found their expert in {megabytes(host)} between disk and slots",
+            f"{found:,} loads found their expert in {megabytes(host)} between disk and slots",
             shown=host > 0,
         ),
         Line("on the host", f"{hosted:,} of {count_text(named, 'expert')} computed there", shown=hosted > 0),

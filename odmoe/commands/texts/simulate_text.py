@@ -82,8 +82,8 @@ def _rows(facts: dict[str, Any]) -> Iterator[tuple[str, str]]:
         if facts["rows_a_pass"] is not None:
             yield "drafts", _drafts(facts)
         yield "loads", f"{facts['loads_a_token']:.1f} per token, {facts['reloads_a_token']:.1f} of them reloads"
-        if facts["held_loads"] is not None:
-            yield "host memory", f"{facts['held_loads']:.1%} of all loads found their expert there, not on disk"
+        if facts["loads_from_memory"] is not None:
+            yield "host memory", f"{facts['loads_from_memory']:.1%} of all loads found their expert there, not on disk"
         if facts["hit_rate"] is not None and facts["residency"] != "none":
             yield "hits", f"{facts['hit_rate']:.1%} of the experts used were in a slot when the gate fired"
         if facts["misses_a_token"] is not None and facts["residency"] != "none":

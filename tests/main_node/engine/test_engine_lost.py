@@ -138,6 +138,35 @@ def test_the_end_of_an_old_stream_may_be_heard_of_when_another_has_taken_over(ro
     assert (desk.engine.peers.shadow is not None) is (role == "shadow")
 
 
+def test_what_a_worker_says_of_itself_before_it_has_joined_is_heard_and_of_a_former_one_nothing(desk: Desk) -> None:
+    """Between its answer to Hello and its last Echo."""
+
+    def early(fake: Fake, message: w.Echo) -> Say:
+        fake.say(w.Held(True, (0, 0, 2)), w.HostShrunk(1), w.Held(True, (0, 0, 1)))
+        return message
+
+    def of_core() -> list[t.Event]:
+        return [event for event in events if isinstance(event, t.WorkerJoined | t.HoldingsChanged | t.HostMemoryShrunk)]
+
+    events: list[t.Event] = []
+    handle = desk.core.handle
+    desk.core.handle = lambda event, now: (events.append(event), handle(event, now))[1]  # type: ignore[method-assign,func-returns-value]
+    held: list[HeardLater] = []
+
+    def to(handler: Handler) -> Channel:
+        held.append(HeardLater(handler))
+        return remote_stream.connect(desk.fake(once(w.Echo, early)), held[-1])
+
+    desk.engine.peers.add_worker(0, to, WAIT_S)
+    joined, *after = of_core()
+    assert isinstance(joined, t.WorkerJoined)
+    assert after == [t.HoldingsChanged(0, (t.HeldRange(0, 0, 1),)), t.HostMemoryShrunk(0, 1)]
+    desk.join(0, desk.fake(good))
+    events.clear()
+    held[0].on_message(w.HostShrunk(0))
+    assert of_core() == []
+
+
 def test_a_node_that_flaps_for_long_fills_no_memory(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(peers_module, "NAMED", 3)
     desk.workers(good, good)

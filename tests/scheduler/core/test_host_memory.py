@@ -33,10 +33,10 @@ def token(d: Driver, index: int, *experts: int) -> list[str]:
 def test_an_expert_that_left_its_slot_comes_from_host_memory_until_another_takes_its_place_there() -> None:
     d = driver()
     assert token(d, 0, 0, 1) == ["load 0.0 0/0 through 0", "load 0.0 1/1 through 1"]
-    assert token(d, 1, 0, 1) == ["load 0.0 0/0 held in 0", "load 0.0 1/1 held in 1"]
-    assert token(d, 2, 3, 1) == ["load 0.0 0/3 through 0", "load 0.0 1/1 held in 1"], "0/0 was used longest ago"
+    assert token(d, 1, 0, 1) == ["load 0.0 0/0 from 0", "load 0.0 1/1 from 1"]
+    assert token(d, 2, 3, 1) == ["load 0.0 0/3 through 0", "load 0.0 1/1 from 1"], "0/0 was used longest ago"
     assert token(d, 3, 0, 2) == ["load 0.0 0/0 through 0", "load 0.0 1/2 through 1"], "then 0/3, then 1/1"
-    assert d.stats().held_loads == 3
+    assert d.stats().loads_from_memory == 3
 
 
 def test_what_was_given_up_failed_or_is_doubted_is_read_from_disk_again() -> None:
@@ -51,14 +51,14 @@ def test_what_was_given_up_failed_or_is_doubted_is_read_from_disk_again() -> Non
     ], "not from the bytes that gave a wrong output"
     d.loaded(0)
     d.computed(0)
-    assert [one for one in [*d.token(1), *d.gate(0, 2, at=P + 1)] if "load" in one] == ["load 0.0 0/2 held in 0"]
+    assert [one for one in [*d.token(1), *d.gate(0, 2, at=P + 1)] if "load" in one] == ["load 0.0 0/2 from 0"]
 
 
 def test_a_worker_that_gives_memory_back_keeps_its_first_slots_and_one_that_comes_back_has_nothing() -> None:
     d = driver()
     token(d, 0, 0, 1)
     assert d.do(t.HostMemoryShrunk(0, 1)) == []
-    assert token(d, 1, 0, 1) == ["load 0.0 0/0 held in 0", "load 0.0 1/1 through 0"]
+    assert token(d, 1, 0, 1) == ["load 0.0 0/0 from 0", "load 0.0 1/1 through 0"]
     d.do(t.HostMemoryShrunk(0, 0))
     assert token(d, 2, 0, 1) == ["load 0.0 0/0", "load 0.0 1/1"]
     d.lose(0)
@@ -77,10 +77,10 @@ def test_a_load_is_expected_to_take_what_its_tiers_take_in_the_shares_that_were_
 
 
 @pytest.mark.parametrize("make", [choosing_plan, eventful_plan, stepping_plan])
-def test_in_random_worlds_what_is_said_to_be_held_is_there(make: Callable[[int], Plan]) -> None:
+def test_in_random_worlds_what_is_said_to_be_in_memory_is_there(make: Callable[[int], Plan]) -> None:
     """With losses, failures, audits and memory that shrinks; the books agree after each event, a replay is the same."""
-    held: Counter[bool] = Counter()
+    found: Counter[bool] = Counter()
     for seed in range(40):
         world = live(replace(make(seed), auditing=(0.0, 0.2)[seed % 2], host_slots=1 + seed % 7))
-        held[any(worker.memory.held for worker in world.workers.values())] += 1
-    assert held[True] > 10
+        found[any(worker.memory.loads_from_memory for worker in world.workers.values())] += 1
+    assert found[True] > 10

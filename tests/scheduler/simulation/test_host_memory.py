@@ -51,7 +51,11 @@ def test_a_token_takes_what_its_experts_need_from_their_tiers(
     outcome = run(host_slots, policy)
     assert outcome.token_s[-1] - outcome.token_s[-2] == pytest.approx(4 + 3 * 10 + from_disk * 5 + 1)
     assert outcome.token_s[0] - outcome.answer.ttft_s > 0
-    assert outcome.stats.held_loads == 0 if not host_slots else outcome.stats.held_loads >= (3 - from_disk) * 8
+    assert (
+        outcome.stats.loads_from_memory == 0
+        if not host_slots
+        else outcome.stats.loads_from_memory >= (3 - from_disk) * 8
+    )
 
 
 def test_the_first_token_comes_from_disk() -> None:
@@ -65,5 +69,5 @@ def test_a_profile_says_what_a_disk_takes_or_there_is_no_tier_above_it() -> None
         profile = find_profile(name)
         rate = profile.model_sizes[0] / profile.disk_load_s if profile.model_sizes and profile.disk_load_s else 0.0
         assert rate * (2 if name.endswith("@2") else 1) == pytest.approx(3.5e9, rel=1e-3), "as their comments say"
-    assert replace(ONE, cancellable=False).ended_load_s(1.0, held=False) == 15.0
-    assert ONE.ended_load_s(12.0, held=False) == 12.0, "a read from disk goes on after the time of a copy"
+    assert replace(ONE, cancellable=False).ended_load_s(1.0, in_memory=False) == 15.0
+    assert ONE.ended_load_s(12.0, in_memory=False) == 12.0, "a read from disk goes on after the time of a copy"

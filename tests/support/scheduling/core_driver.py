@@ -29,7 +29,7 @@ P = 60
 def line(c: t.Command) -> str:
     match c:
         case t.Load():
-            host = "" if c.host_slot is None else f" {'held in' if c.held else 'through'} {c.host_slot}"
+            host = "" if c.host_slot is None else f" {'from' if c.in_memory else 'through'} {c.host_slot}"
             return f"load {c.worker}.{c.slot} {c.expert.layer}/{c.expert.expert}{' ' + c.form if c.form else ''}{host}"
         case t.Evict():
             return f"evict {c.worker}.{c.slot} {c.expert.layer}/{c.expert.expert}"

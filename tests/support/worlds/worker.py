@@ -29,18 +29,21 @@ class WorldHostMemory:
     brought. What was given up is not there."""
 
     def __init__(self, slots: int) -> None:
-        self.slots, self.loads, self.held = slots, 0, 0
+        self.slots, self.loads, self.loads_from_memory = slots, 0, 0
         self.content: dict[int, t.Load] = {}
 
     def obey(self, c: t.Load) -> None:
         self.loads += 1
+        for slot, load in list(self.content.items()):
+            if load.expert == c.expert and (slot, load.form) != (c.host_slot, c.form):
+                del self.content[slot]
         if c.host_slot is None or c.host_slot >= self.slots:
             return
         there = self.content.get(c.host_slot)
-        if c.held:
+        if c.in_memory:
             assert there is not None, f"{c}: nothing is in host slot {c.host_slot}"
             assert (there.expert, there.form) == (c.expert, c.form), f"{c}: {there} is there"
-            self.held += 1
+            self.loads_from_memory += 1
         elif there is None or (there.expert, there.form) != (c.expert, c.form):
             self.content[c.host_slot] = c
 

@@ -59,7 +59,7 @@ def never(*_: object) -> None:
     [
         ("begin", lambda self, event: self._commands.drop_audit(event.audit)),
         ("_rests", lambda self, number, event: number not in event.avoid),
-        ("_may_load", lambda self, worker: bool(worker.free)),
+        ("_may_load", lambda self, worker, expert: bool(worker.free)),
         ("_may_share", lambda self, kept, event: self._rests(kept.worker, event)),
         ("give_way", never),
         ("on_evicted", never),

@@ -11,6 +11,7 @@ import pytest
 from scheduler import types as t
 from scheduler.policies.precision import FULL, INT4, Uniform
 from scheduler.policies.residency.base import ResidencyBase
+from scheduler.policies.residency.lru import LRU
 from scheduler.types import ExpertId
 from support.scheduling.core_driver import Driver, P, compute, in_place
 
@@ -147,6 +148,32 @@ def test_a_worker_whose_slots_cannot_hold_the_full_form_is_not_asked() -> None:
     assert audit(d, 0, 4) == ["drop audit 1"]
     d.do(t.WorkerJoined(2, 1, forms=COSTS))
     assert audit(d, 0, 4)[0] == "load 2.0 0/4"
+
+
+def test_a_worker_with_another_form_in_host_memory_is_passed_over() -> None:
+    """A worker takes an expert out of host memory if it is loaded in another form and may not stay there."""
+    shape = t.ModelShape((0, 1), 8, 2)
+    d = Driver(workers=0, group=1, layers=2, precision=Uniform(INT4), host_residency=LRU(shape))
+    d.do(t.WorkerJoined(0, 1, forms=COSTS, host_slots=2))
+    d.open()
+    assert d.gate(0, 4)[-2] == "load 0.0 0/4 int4 through 0"
+    d.loaded(0)
+    d.computed(0)
+    assert audit(d, 0, 4) == ["drop audit 1"]
+    d.do(t.WorkerJoined(1, 1, forms=COSTS, host_slots=2))
+    assert audit(d, 0, 4) == ["load 1.0 0/4", *audited("1.0 0/4")]
+
+
+def test_a_load_that_failed_is_read_from_disk_the_next_time() -> None:
+    """A worker drops what it could not load from host memory."""
+    d = Driver(workers=1, layers=2, host_slots=2, host_residency=LRU(t.ModelShape((0, 1), 8, 2)))
+    d.open()
+    d.gate(0, 4)
+    d.loaded(0)
+    d.computed(0)
+    assert audit(d, 0, 4)[0] == "load 0.0 0/4 from 0"
+    assert d.load_failed(0) == ["evict 0.0 0/4", "drop audit 1"]
+    assert audit(d, 0, 4)[0] == "load 0.0 0/4"
 
 
 # --- requests come first ----------------------------------------------------------------------------------------------

@@ -62,6 +62,13 @@ def test_what_a_gate_misses_goes_to_the_holder_with_the_smaller_backlog() -> Non
     assert d.gate(0, 2, 3) == ["load 0.0 0/2", *compute("0.0 0/2"), "load 1.0 0/3", *compute("1.0 0/3")]
 
 
+def test_a_prefetch_that_failed_goes_to_another_holder() -> None:
+    d = in_parts(*FOUR, slots=2)
+    d.open()
+    assert d.predict(0, 2, 3) == ["load 0.0 0/2", "load 1.0 0/3"]
+    assert d.load_failed(0) == ["evict 0.0 0/2", "load 1.1 0/2"]
+
+
 def test_prefill_assigns_each_expert_to_a_holder_and_evenly() -> None:
     d = in_parts(*FOUR, slots=2)
     d.prefill()
@@ -173,6 +180,31 @@ def test_where_everything_stays_it_stays_with_a_holder() -> None:
     for worker, experts in enumerate(FOUR):
         snapshot = d.core.snapshot().workers[worker]
         assert {expert.expert for expert in (*snapshot.loading, *snapshot.queued)} <= set(experts)
+
+
+def test_a_home_that_holds_its_expert_no_more_is_given_up_unless_the_expert_is_in_its_slot() -> None:
+    holders = Holders()
+    homes = Homes(t.ModelShape((0,), 4, 2), holders)
+    for number, slots in enumerate((4, 3)):
+        holders.on_worker_joined(number, slots, (t.HeldRange(0, 0, 3),))
+        homes.on_worker_joined(number, slots)
+    homes.settle()
+    first, second, *_ = mine = [t.ExpertId(0, e) for e in range(4) if homes.worker_of(t.ExpertId(0, e)) == 0]
+    holders.on_changed(0, ())
+    homes.on_holdings_changed(0, {first})
+    homes.settle()
+    assert (homes.worker_of(first), homes.worker_of(second)) == (0, 1)
+    assert homes.room(0) == 3, f"{mine} lived there"
+
+
+def test_a_slot_that_was_the_home_of_what_its_worker_holds_no_more_is_free() -> None:
+    """For an audit: it takes no slot that is some expert's home."""
+    d = in_parts((0, 1), (0, 1), experts=2, slots=3, residency=Everything())
+    d.open(decode=False)
+    asked = t.AuditRequested(1, t.ExpertId(0, 0), 1, avoid=(0,))
+    assert d.do(asked) == ["drop audit 1"]
+    d.do(t.HoldingsChanged(1, part(0)))
+    assert d.do(asked)[0] == "load 1.0 0/0"
 
 
 # --- workers that come and go -----------------------------------------------------------------------------------------
