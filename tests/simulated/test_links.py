@@ -9,7 +9,7 @@ import pytest
 
 from support.simulated.baton import Baton
 from support.simulated.links import Order
-from wire.messages import Beat, Message
+from wire.messages import Beat
 
 
 @pytest.mark.parametrize(
@@ -19,12 +19,12 @@ from wire.messages import Beat, Message
 def test_a_message_comes_once_and_after_those_whose_sending_had_ended(received: tuple[int, ...], told: str) -> None:
     """The third is sent while the second's sending is under way: these two may come in either order."""
     baton = Baton(0)
-    channel: Any = SimpleNamespace(send=lambda message: order.send(Beat(3)) if message == Beat(2) else None)
+    channel: Any = SimpleNamespace()
     order = Order(baton, channel)
+    channel.send = lambda message: order.send(Beat(3)) if message == Beat(2) else None
     order.send(Beat(1))
     order.send(Beat(2))
     for number in received:
-        message: Message = Beat(number)
-        order.received(message)
+        order.received(Beat(number))
     assert told in str(baton.violation)
     assert bool(told) == (baton.violation is not None)
