@@ -58,12 +58,16 @@ class NodeProcesses:
         return True
 
     def can_spoil(self) -> bool:
-        """Whether every node has a host beside the main node's, which can be asked and lets its links be changed."""
+        """Whether each worker has a host of its own, and no node is on the main node's; and whether these hosts can be
+        asked and let their links be changed."""
         if self._here:
             return False
-        main = ray.util.get_node_ip_address()
         try:
-            return all(row["address"] != main and self._on(str(row["address"]), may_cut) for row in self.rows())
+            rows = self.rows()
+            workers = [str(row["address"]) for row in rows if row["kind"] == "worker"]
+            hosts = {str(row["address"]) for row in rows}
+            apart = 0 < len(workers) == len(set(workers)) and hosts.isdisjoint({"", ray.util.get_node_ip_address()})
+            return apart and all(self._on(host, may_cut) for host in hosts)
         except ODMoEError:
             return False
 

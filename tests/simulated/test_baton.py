@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from support.simulated.baton import Baton, Process, Violation
+from support.simulated.baton import Baton, Killed, Process, Violation
 from support.simulated.threads import Event, SimulatedRuntime
 
 REAL = SimpleNamespace(
@@ -128,6 +128,23 @@ def test_a_deadlock_is_a_violation_that_names_the_threads() -> None:
     with pytest.raises(Violation, match=r"each other's locks: world: crossing -> world: crossing -> world: crossing"):
         baton.run(program)
     assert not baton.tasks, "all threads are ended all the same"
+
+
+def test_a_thread_that_does_not_end_with_its_world_is_a_violation_that_names_it() -> None:
+    baton = Baton(0)
+
+    def stay() -> None:
+        try:
+            baton.sleep(1e9)
+        except Killed:
+            baton._outside.switch()
+
+    def program() -> None:
+        baton.spawn("stays", Process("node"), stay)
+        baton.sleep(1.0)
+
+    with pytest.raises(Violation, match=r"these threads have not(.|\n)*node: stays"):
+        baton.run(program)
 
 
 def test_no_deadline_at_all_is_a_violation_that_names_the_threads() -> None:

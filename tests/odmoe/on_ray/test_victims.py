@@ -16,6 +16,8 @@ from odmoe.on_ray.victims import NodeProcesses
 from scheduler.errors import LinkError
 
 WORKER = {"kind": "worker", "number": 0, "address": "10.0.0.7", "state": "ready"}
+OTHER = WORKER | {"number": 1, "address": "10.0.0.8"}
+SHADOW = {"kind": "shadow", "number": 0, "address": "10.0.0.7", "state": "ready"}
 
 
 class Cluster:
@@ -79,3 +81,26 @@ def test_who_is_missing() -> None:
     assert processes(cluster).missing() == ["shadow"]
     shadow["state"] = "ready"
     assert processes(cluster).missing() == []
+
+
+@pytest.mark.parametrize(
+    ("rows", "able"),
+    [
+        ([WORKER, OTHER, SHADOW], True),
+        ([], False),
+        ([SHADOW], False),
+        ([WORKER, OTHER | {"address": "10.0.0.7"}], False),
+        ([WORKER, OTHER | {"address": "10.0.0.1"}], False),
+        ([WORKER, SHADOW | {"address": ""}], False),
+        ([WORKER, OTHER | {"address": "10.0.0.9"}], False),
+        (None, False),
+    ],
+)
+def test_links_are_cut_if_each_worker_has_a_host_of_its_own(
+    monkeypatch: pytest.MonkeyPatch, rows: list[dict[str, Any]] | None, able: bool
+) -> None:
+    """The main node's is 10.0.0.1; 10.0.0.9 does not let its links be changed."""
+    monkeypatch.setattr(victims.ray.util, "get_node_ip_address", lambda: "10.0.0.1")
+    monkeypatch.setattr(NodeProcesses, "_on", lambda self, host, call: call is victims.may_cut and host != "10.0.0.9")
+    assert processes(Cluster(rows)).can_spoil() is able
+    assert not processes(Cluster(rows), here=True).can_spoil()

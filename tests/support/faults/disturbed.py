@@ -11,7 +11,7 @@ from pathlib import Path
 
 from odmoe.chaos.faults import MAIN, SHADOW
 from odmoe.chaos.load import Load
-from odmoe.chaos.spoil import LINK, flip
+from odmoe.chaos.spoil import LINK, damaged
 from odmoe.chaos.usage import Usage, usage_of
 from support.faults.links import Relay
 from support.faults.nodes import Nodes
@@ -70,9 +70,8 @@ class DisturbedNodes:
         self._links[name].mend()
 
     def _damage(self, name: str, seconds: float) -> None:
-        flip(self._stores[name])
-        time.sleep(seconds)
-        flip(self._stores[name])
+        with damaged(self._stores[name]):
+            time.sleep(seconds)
 
     def leave(self) -> int:
         return self.clients.leave() if self.clients else 0

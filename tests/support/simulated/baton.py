@@ -59,7 +59,7 @@ class Task:
         self.queue: deque[Task] | None = None
         self.holder: Callable[[], Task | None] | None = None
         """Who has what this waits for, without a deadline."""
-        self.ended = False
+        self.started = self.ended = False
         self.joiners: deque[Task] = deque()
         self.thread: Any = None
         """What `current_thread` gives."""
@@ -123,13 +123,15 @@ class Baton:
         return [task for task in self.tasks if not task.ended and not task.process.dead]
 
     def _unwind(self) -> None:
-        """Every task is made to end, one at a time."""
+        """Every task is made to end, one at a time. One that goes on all the same is a violation."""
         for task in self.tasks:
             if not task.ended:
                 self.current = task
                 task.greenlet.throw(Killed)
-        self.tasks.clear()
+        self.tasks = [task for task in self.tasks if task.started and not task.ended]
         self.current = None
+        if self.tasks:
+            self.fail(Violation("the world has ended, and these threads have not:\n" + self.where()))
 
     # --- tasks ------------------------------------------------------------------------------------------------------
 
@@ -143,6 +145,7 @@ class Baton:
 
     def _body(self, task: Task) -> None:
         """Returns to `run`, or to `_unwind`."""
+        task.started = True
         try:
             task.run()
         except Killed:

@@ -1,4 +1,7 @@
-"""Plays many seeds: `make world SEEDS=1000`, or `PYTHONPATH=tests python -m support.simulated.run --help`."""
+"""Plays many seeds: `make world SEEDS=1000`, or `PYTHONPATH=tests python -m support.simulated.run --help`.
+
+Not covered: an int8 or NF4 shadow. The one that plays is fp16, with noise on its weights.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""One simulated world: a cluster's nodes as they are, on simulated time, threads, links and disks."""
+"""One simulated world: a cluster's nodes as they are, on simulated time, threads, links and disks.
+
+Not covered: torch's inference mode, which is of a thread, is on in all of them, so one that forgets it goes unnoticed.
+"""
 
 from __future__ import annotations
 
