@@ -69,10 +69,17 @@ def held_there(facts: Facts, store: ExpertStore, digest: str) -> frozenset[Exper
     name = store.path.name
     if has_store(dict(facts), name, digest):
         return frozenset(expert_sizes(store))
-    part, there = facts.get("parts", {}).get(name) or {}, facts["stores"].get(name) or {}
-    if part.get("manifest") != digest or there.get("fault"):
+    if not _has_part(facts, name, digest):
         return frozenset()
-    return experts_of(HeldRange(int(layer), *ends) for layer, some in part["experts"].items() for ends in some)
+    listed = facts["parts"][name]["experts"]
+    return experts_of(HeldRange(int(layer), *ends) for layer, some in listed.items() for ends in some)
+
+
+def _has_part(facts: Facts, name: str, digest: str) -> bool:
+    """Whether a host has a part of this very store, with any experts or none. A copied folder's list may not say of
+    which store it is: its manifest does."""
+    part, there = facts.get("parts", {}).get(name), facts["stores"].get(name) or {}
+    return part is not None and part.get("manifest", there.get("manifest")) == digest and not there.get("fault")
 
 
 def push_parts(
@@ -86,7 +93,8 @@ def push_parts(
     host that runs meanwhile reads what it has. `progress(host, done, total)` is in bytes, of each host."""
 
     def copy(host: Host) -> None:
-        fresh = not parts.held[host.address] and facts[host.address]["stores"].get(parts.store.path.name) is not None
+        found, name = facts[host.address], parts.store.path.name
+        fresh = found["stores"].get(name) is not None and not _has_part(found, name, parts.digest)
         total, done = sum(parts.sizes[expert] for expert in parts.missing[host.address]), 0
         if progress:
             progress(host.name, 0, total)
