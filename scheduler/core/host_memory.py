@@ -37,6 +37,8 @@ class HostMemory:
     slots: int
     held: dict[ExpertId, HeldExpert] = field(default_factory=dict)
     """The one that was loaded longest ago first."""
+    doubted: set[ExpertId] = field(default_factory=set)
+    """The next load of these goes through no host slot. By that the worker knows to drop the bytes that it has."""
 
     def faults(self) -> Iterator[str]:
         """What does not agree in these books."""
@@ -102,6 +104,9 @@ class HostTable:
         if memory is None:
             return None, False
         self.loads += 1
+        if expert in memory.doubted:
+            memory.doubted.remove(expert)
+            return None, False
         held = memory.held.get(expert)
         if held is not None and held.form == form:
             memory.held[expert] = memory.held.pop(expert)
@@ -137,10 +142,17 @@ class HostTable:
             self._drop(worker, memory, held)
 
     def on_doubted(self, worker: int, expert: ExpertId) -> None:
-        """A load or a computation of the expert has failed: its bytes are read from disk the next time."""
+        """A load or a computation of the expert has failed: its bytes are read from disk the next time.
+
+        The worker drops those of a failed load by itself. Of a wrong output it need not know.
+        """
         memory = self.memories.get(worker)
-        held = memory.held.get(expert) if memory is not None else None
-        if memory is not None and held is not None:
+        if memory is None:
+            return
+        held = memory.held.get(expert)
+        if held is None or not held.load_id:
+            memory.doubted.add(expert)
+        if held is not None:
             self._drop(worker, memory, held)
 
     def _slot_for(self, worker: int, memory: HostMemory, expert: ExpertId) -> int | None:
