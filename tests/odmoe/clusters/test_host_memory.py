@@ -9,6 +9,7 @@ import pytest
 
 from odmoe.clusters.configuration import resources
 from odmoe.clusters.memory import slots as slots_module
+from odmoe.clusters.memory.host import host_slots
 from odmoe.settings.settings import Settings
 from scheduler.errors import ConfigError
 from support.nodes.exact import WHOLE, answers
@@ -48,6 +49,19 @@ def test_the_slots_of_a_cache_on_a_processor_are_its_host_memory(demo_store: Cal
     for changed in ({"system": "on-demand", "residency": "none"}, {"profile": "rtx3090-1gbe"}):
         tiered = resources(Settings(**(cached | {"host_memory": "50%"} | changed)), store)
         assert (tiered.slots, tiered.host_slots) == (1, count // 4), "no cache, or a device of its own"
+
+
+def test_worker_processes_have_copies_of_their_own(demo_store: Callable[[str], Any]) -> None:
+    """Beside a GPU. Host memory for one copy of all experts is enough for all workers of one process alone."""
+    store = demo_store("float32")
+    count = sum(len(layer.blobs) for layer in store.manifest.layers.values())
+    found = {
+        cluster: host_slots(
+            Settings(model="demo", loader="cuda", cluster=cluster, workers=2, host_memory="100%"), store, ("",), 2
+        )
+        for cluster in ("embedded", "local")
+    }
+    assert found == {"embedded": None, "local": count // 2}
 
 
 def test_auto_slots_take_what_is_free_less_a_reserve(
