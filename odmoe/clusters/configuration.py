@@ -117,13 +117,13 @@ def resources(settings: Settings, store: ExpertStore, workers_here: int | None =
     With --slots auto a cache has as many as the memory holds. Where the residency keeps nothing, a worker has two if
     there is memory for both: it loads into one while it computes in the other. Where the host computes every expert it
     has one, unless they are given.
-    `workers_here`: those that share this machine's memory; None: all.
+    `workers_here`: those that share this machine's memory. None: all; on a Ray cluster one, until a host knows.
 
     The settings have the precision in effect (`with_precision`). Raises ConfigError if not even one fits, LaunchError
     where this machine's memory is not known.
     """
     forms, workers = forms_of(settings.system_config), settings.workers if settings.workers_given else None
-    here = workers_here or settings.workers
+    here = workers_here or (1 if settings.uses_existing_ray else settings.workers)
     if (asked := asked_for_slots(settings)) is not None:
         slots = _slots_in_host_memory(asked, settings, store, forms, here)
     elif (memory := _expert_memory(settings, store)) is not None:

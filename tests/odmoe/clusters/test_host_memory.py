@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from odmoe.clusters.configuration import resources
+from checkpoint.tensors import round_up
+from odmoe.clusters.configuration import check_fits, check_joined, configure, resources
 from odmoe.clusters.memory import slots as slots_module
 from odmoe.clusters.memory.host import host_slots
 from odmoe.settings.settings import Settings
@@ -49,6 +50,24 @@ def test_the_slots_of_a_cache_on_a_processor_are_its_host_memory(demo_store: Cal
     for changed in ({"system": "on-demand", "residency": "none"}, {"profile": "rtx3090-1gbe"}):
         tiered = resources(Settings(**(cached | {"host_memory": "50%"} | changed)), store)
         assert (tiered.slots, tiered.host_slots) == (1, count // 4), "no cache, or a device of its own"
+
+
+@pytest.mark.parametrize(("residency", "slots", "hosted"), [("none", 1, 2), ("lru", 2, None)])
+@pytest.mark.parametrize("workers", [{}, {"workers": 4}], ids=str)
+def test_a_worker_of_a_ray_cluster_has_its_machines_host_memory(
+    residency: str, slots: int, hosted: int | None, workers: dict[str, int], demo_store: Callable[[str], Any]
+) -> None:
+    """Until a host knows how many it has."""
+    store = demo_store("float32")
+    memory = str(2 * round_up(store.manifest.blob_bytes))
+    given: dict[str, Any] = {"cluster": "auto", "slots": 1} if residency == "none" else {"cluster": "auto"}
+    settings = Settings(model="demo", system="on-demand", residency=residency, host_memory=memory, **(given | workers))
+    found = configure(settings, store).resources
+    assert (found.slots, found.host_slots) == (slots, hosted)
+    check_fits(settings, store)
+    check_joined(settings, store, 4)
+    with pytest.raises(ConfigError, match=f"--host-memory {memory}"):
+        resources(settings, store, workers_here=3)
 
 
 def test_worker_processes_have_copies_of_their_own(demo_store: Callable[[str], Any]) -> None:
