@@ -42,6 +42,8 @@ class Resources:
     smaller form is loaded."""
     host_slots: int | None = None
     """Of each worker: experts in host memory between disk and slots. None: there is no such tier."""
+    full_host_slots: int | None = None
+    """Likewise, if it loads the full form alone after all. 0: an expert has no room there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,8 +138,10 @@ def resources(settings: Settings, store: ExpertStore, workers_here: int | None =
         slots = _given_slots(settings, store)
     if needs_host(settings.system_config) and not settings.slots_given:
         slots = 1  # a worker has at least one, and nothing is loaded into it
-    full = _full_slots(settings, store, slots)
-    return Resources(workers, slots, forms, full, host_slots(settings, store, forms, here))
+    host, full_host = host_slots(settings, store, forms, here), _full_host_slots(settings, store, here)
+    spares_disk = host is None and full_host is not None  # all experts fit in host memory in these forms alone
+    full = 0 if spares_disk else _full_slots(settings, store, slots)
+    return Resources(workers, slots, forms, full, host, full_host)
 
 
 def _slots_in_host_memory(
@@ -262,6 +266,14 @@ def _full_slots(settings: Settings, store: ExpertStore, slots: int) -> int:
     except ConfigError:
         return 0
     return found
+
+
+def _full_host_slots(settings: Settings, store: ExpertStore, workers_here: int) -> int | None:
+    """Host slots of each of the workers on this machine for the full form; see `host_slots`."""
+    try:
+        return host_slots(settings, store, (FULL,), workers_here)
+    except ConfigError:
+        return 0
 
 
 def _device(settings: Settings) -> str:

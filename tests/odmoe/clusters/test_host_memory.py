@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from checkpoint.expert import ExpertArithmetic
+from checkpoint.sharding.form_files import add_forms
+from checkpoint.store import ExpertStore
 from checkpoint.tensors import round_up
 from odmoe.clusters.configuration import check_fits, check_joined, configure, resources
 from odmoe.clusters.memory import slots as slots_module
 from odmoe.clusters.memory.host import host_slots
+from odmoe.clusters.nodes import make_worker
 from odmoe.settings.settings import Settings
 from scheduler.errors import ConfigError
 from support.nodes.exact import WHOLE, answers
+from worker_node import form_choice
 
 TOKENS = 6
 GIB = 1 << 30
@@ -81,6 +88,47 @@ def test_worker_processes_have_copies_of_their_own(demo_store: Callable[[str], A
         for cluster in ("embedded", "local")
     }
     assert found == {"embedded": None, "local": count // 2}
+
+
+@pytest.fixture(scope="module")
+def formed(demo_store: Callable[[str], Any], tmp_path_factory: pytest.TempPathFactory) -> ExpertStore:
+    """The demo model's store with int4."""
+    copied = shutil.copytree(demo_store("float32").path, tmp_path_factory.mktemp("forms") / "store")
+    return add_forms(ExpertStore.open(Path(copied)), ("int4",))
+
+
+@pytest.mark.parametrize("pays", [False, True])
+def test_host_memory_is_divided_by_the_form_that_a_worker_loads(
+    pays: bool, formed: ExpertStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The full form is measured though host memory was asked for int4."""
+    monkeypatch.setattr(form_choice, "full_pays", lambda *_: pays)
+    manifest = formed.manifest
+    memory = str(6 * round_up(manifest.blob_bytes))
+    settings = Settings(
+        model="demo", system="on-demand", residency="none", precision="int4", workers=1, host_memory=memory
+    )
+    found = resources(settings, formed)
+    smaller = 6 * round_up(manifest.blob_bytes) // round_up(manifest.form_bytes("int4"))
+    assert (found.host_slots, found.full_host_slots) == (smaller, 6)
+    worker: Any = make_worker(0, settings, formed, ExpertArithmetic(manifest.config, manifest.dtype), None, found)
+    try:
+        assert worker.forms == (("",) if pays else ("int4",))
+        assert worker.loader.tier.slots == (6 if pays else smaller)
+    finally:
+        worker.close()
+
+
+def test_beside_a_gpu_smaller_forms_stay_where_they_alone_fit_in_host_memory(formed: ExpertStore) -> None:
+    """As a slab of full experts they would not."""
+    given: dict[str, Any] = {"model": "demo", "loader": "cuda", "precision": "int4", "workers": 1, "slots": 8}
+    experts = sum(len(layer.blobs) for layer in formed.manifest.layers.values())
+    memory = str(experts * formed.manifest.blob_bytes - 1)
+    found = resources(Settings(**given, system="on-demand", host_memory=memory), formed)
+    assert (found.host_slots, found.full_slots, found.full_host_slots) == (None, 0, experts - 1)
+    plenty = resources(Settings(**given, system="on-demand", host_memory="2GB"), formed)
+    assert (plenty.host_slots, plenty.full_host_slots) == (None, None)
+    assert plenty.full_slots > 0
 
 
 def test_auto_slots_take_what_is_free_less_a_reserve(
