@@ -111,9 +111,7 @@ def test_a_long_prompt_in_the_middle(embedded: Any, reference: Any) -> None:
 
 
 @pytest.mark.slow
-def test_a_chunked_prompt_joins_a_batched_step(
-    embedded: Any, reference: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_chunked_prompt_joins_a_batched_step(embedded: Any, reference: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of its chunks but the last nobody asks the head: no rows beside those of the request that decodes."""
     monkeypatch.setattr(linear_batch, "_is_rowwise", lambda module: True)  # as in bfloat16 with AMX
     cluster = embedded(shadow="none", batch_dense=True, prefill_chunk=32, **WHOLE)
