@@ -49,7 +49,7 @@ class Gate(NamedTuple):
 
 
 class ShadowModel:
-    """`scheme` is fp16, int8 or nf4. While quantising, one expert at a time is in memory at full precision.
+    """`scheme`: see `shadow_node.quantise`. While quantising, one expert at a time is in memory at full precision.
 
     `device`: one, or several of a kind (`cuda:0,cuda:1`) over which its layers are cut. Raises LaunchError where they
     have no room for it, NotHeldError for a part of a store.

@@ -64,12 +64,22 @@ def compute_dtype(scheme: str, device: str | torch.device) -> torch.dtype:
 
 
 class RestoredLinear(nn.Module):
-    """y = x W^T + b, W in 2 bits and restored each time. [..., in] -> [..., out] in the dtype of x."""
+    """y = x W^T + b, W in 2 bits and restored each time. [..., in] -> [..., out] in the dtype of x.
+
+    Raises CheckpointError for a weight too large to be scaled.
+    """
 
     def __init__(self, weight: Tensor, bias: Tensor | None, device: torch.device) -> None:
         super().__init__()
         self._shape = weight.shape
-        for name, tensor in forms.quantise_weight(weight, forms.FORMS["int2"]).items():
+        try:
+            parts = forms.quantise_weight(weight, forms.FORMS["int2"])
+        except OverflowError as error:
+            raise CheckpointError(
+                f"the shadow cannot quantise a weight of shape {tuple(weight.shape)} to int2: {error}; "
+                "take another scheme, such as nf4"
+            ) from error
+        for name, tensor in parts.items():
             self.register_buffer(name, tensor.to(device), persistent=False)
         self.bias = None if bias is None else nn.Parameter(bias, requires_grad=False)
 
@@ -109,7 +119,8 @@ def quantise_linear(
 ) -> nn.Module:
     """A quantised layer [n, in] -> [n, out] without references to `weight` [out, in] and `bias` [out].
 
-    Raises ConfigError for an unknown scheme, CheckpointError for a weight that is not a matrix of numbers.
+    Raises ConfigError for an unknown scheme, CheckpointError for a weight that is not a matrix of numbers, or is too
+    large for int2.
     """
     dtype, device = compute_dtype(scheme, device), torch.device(device)
     if weight.dim() != 2 or weight.is_meta or not weight.is_floating_point():

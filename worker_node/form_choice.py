@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from checkpoint.expert import ExpertArithmetic
@@ -30,7 +29,7 @@ class FormChoice:
 def choose_forms(
     store: ExpertStore,
     arithmetic: ExpertArithmetic,
-    loader_of: Callable[[tuple[str, ...]], Loader],
+    loader: Loader,
     asked: FormChoice,
     full_slots: int,
     threads: int = 1,
@@ -38,10 +37,10 @@ def choose_forms(
     """The forms asked for, or the full form alone if loading the largest smaller one and restoring it takes longer.
 
     `asked`: the precision's forms, and as many slots as fit with them. `full_slots`: as many as fit in the full form in
-    the same memory; 0 if those would be too few. `loader_of` makes a loader for given forms; one is made and closed
-    here. `threads`: how many restore an expert together, on a CPU. Raises LaunchError, StoreError.
+    the same memory; 0 if those would be too few. `loader`: for the forms asked for, or with a tier for every form. It
+    is closed here. `threads`: how many restore an expert together, on a CPU. Raises LaunchError, StoreError.
     """
-    return settle_forms(asked, full_slots, _costs(store, arithmetic, loader_of(asked.forms), asked.forms, threads))
+    return settle_forms(asked, full_slots, _costs(store, arithmetic, loader, asked.forms, threads))
 
 
 def settle_forms(asked: FormChoice, full_slots: int, costs: tuple[FormCost, ...]) -> FormChoice:
@@ -68,8 +67,8 @@ def _costs(
         slots = Slots(1, max(map(manifest.form_bytes, every)), loader.device).buffers
         loader.prepare(slots)
         restorer = Restorer(store, arithmetic, every, loader.device, threads)
-        # A loader to a GPU holds no other forms than those it was made for; it moves all at the same rate.
-        held = every if loader.device == "cpu" else forms
+        # A loader to a GPU that has all experts has no other forms; it moves all at the same rate.
+        held = every if loader.device == "cpu" or loader.tier is not None else forms
         rates, restoring = dict.fromkeys(every, 0.0), dict.fromkeys(every, 0.0)
         for form in held:
             rates[form] = load_bandwidth(store, loader, slots, form)

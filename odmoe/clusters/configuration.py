@@ -42,6 +42,8 @@ class Resources:
     smaller form is loaded."""
     host_slots: int | None = None
     """Of each worker: experts in host memory between disk and slots. None: there is no such tier."""
+    full_host_slots: int | None = None
+    """Likewise, if it loads the full form alone after all. 0: an expert has no room there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,13 +119,13 @@ def resources(settings: Settings, store: ExpertStore, workers_here: int | None =
     With --slots auto a cache has as many as the memory holds. Where the residency keeps nothing, a worker has two if
     there is memory for both: it loads into one while it computes in the other. Where the host computes every expert it
     has one, unless they are given.
-    `workers_here`: those that share this machine's memory; None: all.
+    `workers_here`: those that share this machine's memory. None: all; on a Ray cluster one, until a host knows.
 
     The settings have the precision in effect (`with_precision`). Raises ConfigError if not even one fits, LaunchError
     where this machine's memory is not known.
     """
     forms, workers = forms_of(settings.system_config), settings.workers if settings.workers_given else None
-    here = workers_here or settings.workers
+    here = workers_here or (1 if settings.uses_existing_ray else settings.workers)
     if (asked := asked_for_slots(settings)) is not None:
         slots = _slots_in_host_memory(asked, settings, store, forms, here)
     elif (memory := _expert_memory(settings, store)) is not None:
@@ -136,8 +138,10 @@ def resources(settings: Settings, store: ExpertStore, workers_here: int | None =
         slots = _given_slots(settings, store)
     if needs_host(settings.system_config) and not settings.slots_given:
         slots = 1  # a worker has at least one, and nothing is loaded into it
-    full = _full_slots(settings, store, slots)
-    return Resources(workers, slots, forms, full, host_slots(settings, store, forms, here))
+    host, full_host = host_slots(settings, store, forms, here), _full_host_slots(settings, store, here)
+    spares_disk = host is None and full_host is not None  # all experts fit in host memory in these forms alone
+    full = 0 if spares_disk else _full_slots(settings, store, slots)
+    return Resources(workers, slots, forms, full, host, full_host)
 
 
 def _slots_in_host_memory(
@@ -262,6 +266,14 @@ def _full_slots(settings: Settings, store: ExpertStore, slots: int) -> int:
     except ConfigError:
         return 0
     return found
+
+
+def _full_host_slots(settings: Settings, store: ExpertStore, workers_here: int) -> int | None:
+    """Host slots of each of the workers on this machine for the full form; see `host_slots`."""
+    try:
+        return host_slots(settings, store, (FULL,), workers_here)
+    except ConfigError:
+        return 0
 
 
 def _device(settings: Settings) -> str:

@@ -38,6 +38,7 @@ from scheduler.build import make_core
 from scheduler.emulation.clock import Emulation
 from scheduler.emulation.expected_predictions import ExpectedPredictions
 from scheduler.eventlog.recording import Recorder
+from scheduler.policies.precision import FULL
 from scheduler.timing.links import MainLinks
 from scheduler.timing.profile import find_profile
 from shadow_node.pace import ShadowPace
@@ -128,16 +129,18 @@ def make_worker(
         lent = None  # a main node on another device gives its threads to workers on the processor alone
     name = settings.loader_used if emulation is None else "emulated"
 
-    def loader_of(forms: tuple[str, ...]) -> Loader:
-        return make_loader(name, store, emulation, settings.loader_used, forms, str(device), resources.host_slots)
+    def loader_of(forms: tuple[str, ...], host_slots: int | None) -> Loader:
+        return make_loader(name, store, emulation, settings.loader_used, forms, str(device), host_slots)
 
     found = FormChoice(resources.forms, resources.slots)
     if any(resources.forms) and settings.smaller_forms == "auto":
         if emulation is None:
-            found = choose_forms(store, arithmetic, loader_of, found, resources.full_slots, settings.threads_a_node)
+            tiered = resources.host_slots is not None  # then every form comes from disk here, past host memory
+            measured = loader_of((FULL, *resources.forms), 0) if tiered else loader_of(resources.forms, None)
+            found = choose_forms(store, arithmetic, measured, found, resources.full_slots, settings.threads_a_node)
         else:
             found = settle_forms(found, resources.full_slots, emulated_costs(emulation.profile, store, resources.forms))
-    loader = loader_of(found.forms)
+    loader = loader_of(found.forms, resources.full_host_slots if found.forms == (FULL,) else resources.host_slots)
     threads = WorkerThreads(lent, settings.threads_a_node)
     worker = Worker(f"worker {number}", store, arithmetic, loader, found, threads, settings.check_loads)
     return with_timing(worker, emulation)

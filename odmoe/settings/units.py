@@ -28,7 +28,7 @@ ADDRESS = "an address and a port, such as 10.0.0.5:7200"
 SLOTS = f"1, 2, ... {MAX_EXPERTS}, or auto"
 DRAFTS = f"{AUTO}, 0 (none), 1, ... {MOST_DRAFTS}"
 DEVICE = "auto, cpu, cuda, cuda:1, or another accelerator as torch names it"
-DEVICES = f"{DEVICE}; or several of one kind, such as cuda:0,cuda:1"
+DEVICES = f"{DEVICE}; or several of one kind, such as cuda:0,cuda:1, each once"
 SPEEDS = "a number above 0 for each worker, with commas between them (1 is the profile's speed)"
 AUDIT = "auto, or a number from 0 to 1"
 TOTAL = "a share of the whole model (above 0%, at most 100%), or bytes (512MiB, 2GB)"
@@ -161,7 +161,11 @@ def _devices(text: Any) -> str:
     except ValueError:
         raise ValueError(DEVICES) from None
     kinds = {name.partition(":")[0] for name in found}
-    if len(kinds) != 1 or (len(found) > 1 and kinds == {"auto"}):
+    if (
+        len(kinds) != 1
+        or len({name if ":" in name else f"{name}:0" for name in found}) < len(found)
+        or (len(found) > 1 and kinds == {"auto"})
+    ):
         raise ValueError(DEVICES)
     return ",".join(found)
 

@@ -37,6 +37,8 @@ class HostMemory:
     slots: int
     in_memory: dict[ExpertId, HostEntry] = field(default_factory=dict)
     """The one that was loaded longest ago first."""
+    doubted: set[ExpertId] = field(default_factory=set)
+    """The next load of these goes through no host slot. By that the worker knows to drop the bytes that it has."""
 
     def faults(self) -> Iterator[str]:
         """What does not agree in these books."""
@@ -102,6 +104,9 @@ class HostTable:
         if memory is None:
             return None, False
         self.loads += 1
+        if expert in memory.doubted:
+            memory.doubted.remove(expert)
+            return None, False
         entry = memory.in_memory.get(expert)
         if entry is not None and entry.form == form:
             memory.in_memory[expert] = memory.in_memory.pop(expert)
@@ -142,10 +147,17 @@ class HostTable:
             self._drop(worker, memory, entry)
 
     def on_doubted(self, worker: int, expert: ExpertId) -> None:
-        """A load or a computation of the expert has failed: its bytes are read from disk the next time."""
+        """A load or a computation of the expert has failed: its bytes are read from disk the next time.
+
+        The worker drops those of a failed load by itself. Of a wrong output it need not know.
+        """
         memory = self.memories.get(worker)
-        entry = memory.in_memory.get(expert) if memory is not None else None
-        if memory is not None and entry is not None:
+        if memory is None:
+            return
+        entry = memory.in_memory.get(expert)
+        if entry is None or not entry.load_id:
+            memory.doubted.add(expert)
+        if entry is not None:
             self._drop(worker, memory, entry)
 
     def _slot_for(self, worker: int, memory: HostMemory, expert: ExpertId) -> int | None:

@@ -64,6 +64,15 @@ def test_rows_of_any_shape_are_one_product() -> None:
         assert output.is_contiguous()
 
 
+def test_no_rows_come_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(linear_batch, "_is_rowwise", lambda module: True)
+    layer = torch.nn.Linear(6, 4, bias=False)
+    (module,) = batch_linear(layer)
+    for counts in ((0, 1), (0, 0), (0, 40, 0)):
+        outputs = multiply([LinearCall(module, random(1, count, 6)) for count in counts])
+        assert [len(output[0]) for output in outputs] == list(counts)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_the_dtype_stays(dtype: torch.dtype) -> None:
     (module,) = batch_linear(torch.nn.Linear(6, 4, bias=False).to(dtype))

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from checkpoint import linear_batch
 from checkpoint.kernels import EXACT
 from checkpoint.linear_batch import BatchLinear
 from main_node.answer import collect
@@ -107,6 +108,21 @@ def test_a_long_prompt_in_the_middle(embedded: Any, reference: Any) -> None:
     assert others == long.tokens
     assert 1 < report.prefill_passes <= 5
     assert not report.exact
+
+
+@pytest.mark.slow
+def test_a_chunked_prompt_joins_a_batched_step(embedded: Any, reference: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of its chunks but the last nobody asks the head: no rows beside those of the request that decodes."""
+    monkeypatch.setattr(linear_batch, "_is_rowwise", lambda module: True)  # as in bfloat16 with AMX
+    cluster = embedded(shadow="none", batch_dense=True, prefill_chunk=32, **WHOLE)
+    short, long = reference("float32", 0, 24), reference("float32", 4, TOKENS)
+    first = cluster.main.generate(short.prompt, 24, ignore_eos=True)
+    tokens = [next(first).token_id for _ in range(4)]
+    second = Later(lambda: collect(cluster.main.generate(long.prompt, TOKENS, ignore_eos=True)))
+    tokens += collect(first)[0]
+    others, report = second.result()
+    assert (tokens, others) == (short.tokens, long.tokens)
+    assert report.prefill_passes > 1
 
 
 def test_the_queue_has_a_bound(embedded: Any, reference: Any) -> None:

@@ -171,6 +171,11 @@ def test_any_shape_can_be_quantised(shape: tuple[int, int], scheme: str) -> None
     assert error(y, nn.functional.linear(x, weight, bias)) < BOUND[scheme]
 
 
+def test_a_weight_too_large_for_int2_is_refused() -> None:
+    with pytest.raises(CheckpointError, match=r"\(32, 64\) to int2: a scale of 1e\+06 is beyond float16"):
+        quantise_linear(torch.full((32, 64), 1e6), None, "int8-int2", "cpu", of_expert=True)
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_weights_may_come_in_half_precision(scheme: str, dtype: torch.dtype) -> None:

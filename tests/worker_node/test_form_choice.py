@@ -50,7 +50,7 @@ def choose(formed: ExpertStore, monkeypatch: pytest.MonkeyPatch) -> Callable[...
         monkeypatch.setattr(form_choice, "load_bandwidth", lambda store, loader, slots, form: rates[form])
         monkeypatch.setattr(form_choice, "restoring_seconds", lambda *_: restoring)
         arithmetic = ExpertArithmetic(formed.manifest.config, formed.manifest.dtype)
-        found = choose_forms(formed, arithmetic, lambda forms: Counted(formed), asked, full_slots)
+        found = choose_forms(formed, arithmetic, Counted(formed), asked, full_slots)
         assert Counted.opened == 0
         return found
 
@@ -89,7 +89,7 @@ def test_without_room_for_the_full_form_smaller_ones_stay(choose: Callable[..., 
 def test_measured_with_a_real_loader(formed: ExpertStore, loader: str) -> None:
     """Experts as small as these take longer to restore than to load."""
     arithmetic = ExpertArithmetic(formed.manifest.config, formed.manifest.dtype)
-    found = choose_forms(formed, arithmetic, lambda forms: make_loader(loader, formed, forms=forms), FATE, 3)
+    found = choose_forms(formed, arithmetic, make_loader(loader, formed, forms=FATE.forms), FATE, 3)
     assert all(cost.load_s > 0 for cost in found.costs)
     assert all(cost.restore_s > 0 for cost in found.costs if cost.form)
     pays = found.costs[1].load_s + found.costs[1].restore_s < found.costs[0].load_s
@@ -99,4 +99,4 @@ def test_measured_with_a_real_loader(formed: ExpertStore, loader: str) -> None:
 def test_unknown_where_no_load_ends_in_time(formed: ExpertStore, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(form_choice, "load_bandwidth", lambda *_: 0.0)
     arithmetic = ExpertArithmetic(formed.manifest.config, formed.manifest.dtype)
-    assert choose_forms(formed, arithmetic, lambda forms: DiskLoader(formed), FATE, 3) == FATE
+    assert choose_forms(formed, arithmetic, DiskLoader(formed), FATE, 3) == FATE

@@ -241,7 +241,7 @@ def test_restoring_is_part_of_what_the_full_form_costs(native_desk: WorkerDesk, 
     choice = choose_forms(
         formed,
         native_desk.arithmetic,
-        lambda forms: make_loader("memory", formed, forms=forms),
+        make_loader("memory", formed, forms=("", "int2")),
         FormChoice(("", "int2"), 1),
         1,
     )

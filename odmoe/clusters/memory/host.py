@@ -44,7 +44,8 @@ def host_slots(settings: Settings, store: ExpertStore, forms: tuple[str, ...], w
         memory = host_room(reserve_bytes(settings, store))
     else:
         memory = parse_memory(settings.host_memory, whole)
-    if gpu and memory >= whole:  # one copy of all of them, which the workers of a process share
+    copies = 1 if settings.cluster == "embedded" else workers_here  # the workers of a process share one
+    if gpu and memory >= whole * copies:
         return None
     each = round_up(max(map(store.manifest.form_bytes, forms)))
     experts = sum(len(layer.blobs) for layer in store.manifest.layers.values())

@@ -319,7 +319,10 @@ def test_what_is_no_device_is_refused(name: Any) -> None:
         settings(main_device=name)
 
 
-@pytest.mark.parametrize("name", ["", "cuda:0,", "cuda:0,cpu", "auto,auto", ["cuda:0", 1], [], "cuda:0;cuda:1"])
+@pytest.mark.parametrize(
+    "name",
+    ["", "cuda:0,", "cuda:0,cpu", "auto,auto", "cuda:1,cuda:1", "cuda,cuda:0", ["cuda:0", 1], [], "cuda:0;cuda:1"],
+)
 def test_what_are_no_devices_of_one_kind_is_refused(name: Any) -> None:
     with pytest.raises(ConfigError, match=r"^--shadow-device is .*; or several of one kind, such as cuda:0,cuda:1"):
         settings(shadow_device=name)

@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from odmoe.clusters.configuration import resources
+from checkpoint.expert import ExpertArithmetic
+from checkpoint.sharding.form_files import add_forms
+from checkpoint.store import ExpertStore
+from checkpoint.tensors import round_up
+from odmoe.clusters.configuration import check_fits, check_joined, configure, resources
 from odmoe.clusters.memory import slots as slots_module
+from odmoe.clusters.memory.host import host_slots
+from odmoe.clusters.nodes import make_worker
 from odmoe.settings.settings import Settings
 from scheduler.errors import ConfigError
 from support.nodes.exact import WHOLE, answers
+from worker_node import form_choice
 
 TOKENS = 6
 GIB = 1 << 30
@@ -48,6 +57,78 @@ def test_the_slots_of_a_cache_on_a_processor_are_its_host_memory(demo_store: Cal
     for changed in ({"system": "on-demand", "residency": "none"}, {"profile": "rtx3090-1gbe"}):
         tiered = resources(Settings(**(cached | {"host_memory": "50%"} | changed)), store)
         assert (tiered.slots, tiered.host_slots) == (1, count // 4), "no cache, or a device of its own"
+
+
+@pytest.mark.parametrize(("residency", "slots", "hosted"), [("none", 1, 2), ("lru", 2, None)])
+@pytest.mark.parametrize("workers", [{}, {"workers": 4}], ids=str)
+def test_a_worker_of_a_ray_cluster_has_its_machines_host_memory(
+    residency: str, slots: int, hosted: int | None, workers: dict[str, int], demo_store: Callable[[str], Any]
+) -> None:
+    """Until a host knows how many it has."""
+    store = demo_store("float32")
+    memory = str(2 * round_up(store.manifest.blob_bytes))
+    given: dict[str, Any] = {"cluster": "auto", "slots": 1} if residency == "none" else {"cluster": "auto"}
+    settings = Settings(model="demo", system="on-demand", residency=residency, host_memory=memory, **(given | workers))
+    found = configure(settings, store).resources
+    assert (found.slots, found.host_slots) == (slots, hosted)
+    check_fits(settings, store)
+    check_joined(settings, store, 4)
+    with pytest.raises(ConfigError, match=f"--host-memory {memory}"):
+        resources(settings, store, workers_here=3)
+
+
+def test_worker_processes_have_copies_of_their_own(demo_store: Callable[[str], Any]) -> None:
+    """Beside a GPU. Host memory for one copy of all experts is enough for all workers of one process alone."""
+    store = demo_store("float32")
+    count = sum(len(layer.blobs) for layer in store.manifest.layers.values())
+    found = {
+        cluster: host_slots(
+            Settings(model="demo", loader="cuda", cluster=cluster, workers=2, host_memory="100%"), store, ("",), 2
+        )
+        for cluster in ("embedded", "local")
+    }
+    assert found == {"embedded": None, "local": count // 2}
+
+
+@pytest.fixture(scope="module")
+def formed(demo_store: Callable[[str], Any], tmp_path_factory: pytest.TempPathFactory) -> ExpertStore:
+    """The demo model's store with int4."""
+    copied = shutil.copytree(demo_store("float32").path, tmp_path_factory.mktemp("forms") / "store")
+    return add_forms(ExpertStore.open(Path(copied)), ("int4",))
+
+
+@pytest.mark.parametrize("pays", [False, True])
+def test_host_memory_is_divided_by_the_form_that_a_worker_loads(
+    pays: bool, formed: ExpertStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The full form is measured though host memory was asked for int4."""
+    monkeypatch.setattr(form_choice, "full_pays", lambda *_: pays)
+    manifest = formed.manifest
+    memory = str(6 * round_up(manifest.blob_bytes))
+    settings = Settings(
+        model="demo", system="on-demand", residency="none", precision="int4", workers=1, host_memory=memory
+    )
+    found = resources(settings, formed)
+    smaller = 6 * round_up(manifest.blob_bytes) // round_up(manifest.form_bytes("int4"))
+    assert (found.host_slots, found.full_host_slots) == (smaller, 6)
+    worker: Any = make_worker(0, settings, formed, ExpertArithmetic(manifest.config, manifest.dtype), None, found)
+    try:
+        assert worker.forms == (("",) if pays else ("int4",))
+        assert worker.loader.tier.slots == (6 if pays else smaller)
+    finally:
+        worker.close()
+
+
+def test_beside_a_gpu_smaller_forms_stay_where_they_alone_fit_in_host_memory(formed: ExpertStore) -> None:
+    """As a slab of full experts they would not."""
+    given: dict[str, Any] = {"model": "demo", "loader": "cuda", "precision": "int4", "workers": 1, "slots": 8}
+    experts = sum(len(layer.blobs) for layer in formed.manifest.layers.values())
+    memory = str(experts * formed.manifest.blob_bytes - 1)
+    found = resources(Settings(**given, system="on-demand", host_memory=memory), formed)
+    assert (found.host_slots, found.full_slots, found.full_host_slots) == (None, 0, experts - 1)
+    plenty = resources(Settings(**given, system="on-demand", host_memory="2GB"), formed)
+    assert (plenty.host_slots, plenty.full_host_slots) == (None, None)
+    assert plenty.full_slots > 0
 
 
 def test_auto_slots_take_what_is_free_less_a_reserve(

@@ -46,12 +46,15 @@ def test_what_was_given_up_failed_or_is_doubted_is_read_from_disk_again() -> Non
     assert [one for one in d.load_failed(0) if "load" in one] == ["load 0.0 0/2 through 0"]
     d.loaded(0)
     call = d.calls[0, 0][-1]
-    assert [one for one in d.do(t.ComputeFailed(call.call_id, "not finite")) if "load" in one] == [
-        "load 0.0 0/2 through 0"
-    ], "not from the bytes that gave a wrong output"
+    assert [one for one in d.do(t.ComputeFailed(call.call_id, "not finite")) if "load" in one] == ["load 0.0 0/2"], (
+        "not through the slot in which the worker has the bytes that gave a wrong output"
+    )
     d.loaded(0)
     d.computed(0)
-    assert [one for one in [*d.token(1), *d.gate(0, 2, at=P + 1)] if "load" in one] == ["load 0.0 0/2 from 0"]
+    for index, load in ((1, "load 0.0 0/2 through 0"), (2, "load 0.0 0/2 from 0")):
+        asked = [*d.token(index), *d.gate(0, 2, at=P + index), *d.loaded(0), *d.computed(0)]
+        asked += [*d.gate(1, 0, at=P + index), *d.loaded(0), *d.computed(0)]
+        assert [one for one in asked if " 0/2" in one and "load" in one] == [load]
 
 
 def test_a_worker_that_gives_memory_back_keeps_its_first_slots_and_one_that_comes_back_has_nothing() -> None:

@@ -73,6 +73,9 @@ def test_a_read_that_was_given_up_leaves_nothing_that_counts_as_the_expert(store
     assert load(loader, into, 0, 0) == blob(0, 0)
     tier.drop(ExpertId(0, 0))
     assert not tier.assign(0, ExpertId(0, 0), ""), "a failed load or check is not trusted"
+    load(loader, into, 0, 0)
+    tier.assign(None, ExpertId(0, 0), "")
+    assert not tier.assign(0, ExpertId(0, 0), ""), "nor what a load was told to go around"
 
 
 def test_without_a_slot_a_load_goes_straight_to_where_it_is_needed(store: ExpertStore, blob: BlobOf) -> None:
