@@ -132,7 +132,7 @@ def _groups(calls: Sequence[LinearCall]) -> list[list[LinearCall]]:
     room = 0
     for call in calls:
         rows = call.rows.numel() // call.rows.shape[-1]
-        if rows > room:
+        if not groups or rows > room:  # a head that nobody asks has no rows
             groups.append([])
             room = SHARED_ROWS
         groups[-1].append(call)
