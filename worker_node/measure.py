@@ -59,6 +59,15 @@ def load_bandwidth(
     return statistics.median(rates) if rates else 0.0
 
 
+def host_load_s(store: ExpertStore, loader: Loader, slots: list[torch.Tensor], form: str) -> float:
+    """Seconds of a load, in `form`, from the loader's tier, which is empty afterwards; 0 without a tier."""
+    if loader.tier is None or not loader.tier.slots:
+        return 0.0
+    rate = load_bandwidth(store, loader, slots, form, in_memory=True)
+    loader.tier.clear()
+    return slots[0].nbytes / rate if rate else 0.0
+
+
 def _rates(
     store: ExpertStore, loader: Loader, slots: list[torch.Tensor], cancelled: Cancellation, form: str, in_memory: bool
 ) -> Iterator[float]:

@@ -40,7 +40,7 @@ from wire.sessions import Sessions
 from worker_node.form_choice import FormChoice
 from worker_node.loaders.base import Loader
 from worker_node.loaders.load_checks import LoadChecks
-from worker_node.measure import device_costs, load_bandwidth
+from worker_node.measure import device_costs, host_load_s, load_bandwidth
 from worker_node.memory_watch import MemoryWatch
 from worker_node.module_cache import ModuleCache
 from worker_node.occupancy import SlotOccupancy
@@ -98,7 +98,7 @@ class Worker:
         loader.prepare(self.slots.buffers)
         self.load_bytes_per_s = load_bandwidth(store, loader, self.slots.buffers, forms[0])
         """The loader's bandwidth, measured here; these loads are not counted."""
-        self.host_load_s = self._measured_memory_load(forms[0])
+        self.host_load_s = host_load_s(store, loader, self.slots.buffers, forms[0])
         """Seconds of a load from host memory, where that is a tier of its own."""
         self.checks = LoadChecks(name, store, loader, checks)
         self.checks.measure(self.slots.buffers[0])
@@ -128,14 +128,6 @@ class Worker:
 
     def accept(self, reply: Channel) -> _Session:
         return self.sessions.add(_Session(self, reply))
-
-    def _measured_memory_load(self, form: str) -> float:
-        tier = self.loader.tier
-        if tier is None or not tier.slots:
-            return 0.0
-        rate = load_bandwidth(self.store, self.loader, self.slots.buffers, form, in_memory=True)
-        tier.clear()
-        return self.slots.buffers[0].nbytes / rate if rate else 0.0
 
     def _on_shrunk(self, host_slots: int) -> None:
         served = self.sessions.served

@@ -253,7 +253,8 @@ class SlotTable:
         """Its bytes are in the slot, and its worker's link is free for the next load."""
         entry.loaded = True
         del self._state.loads[entry.load_id]
-        self._host.on_loaded(entry.worker, entry.expert, entry.load_id)
+        if entry.host_slot is not None:
+            self._host.on_loaded(entry.worker, entry.expert, entry.load_id)
         worker = self._state.workers[entry.worker]
         worker.end_load(entry, self._state.now)
         if worker.queue and (worker.free or worker.idle or worker.queue[0].confirmed or self._state.step.absent):
@@ -445,7 +446,8 @@ class SlotTable:
             form = form_taken(self._precision.form(demand.importance), worker.joined.forms)
         self.forms.add(form)
         entry = SlotEntry(number, slot, expert, load_id, keeps, request.stats, [demand], form)
-        entry.host_slot, entry.in_memory = self._host.assign(number, expert, form, load_id, not demand.confirmed)
+        if self._host.memories:
+            entry.host_slot, entry.in_memory = self._host.assign(number, expert, form, load_id, not demand.confirmed)
         demand.start_load(entry)
         worker.slots[slot] = self._state.loads[load_id] = entry
         worker.append_load(entry, self._state.now)
