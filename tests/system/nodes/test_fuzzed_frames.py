@@ -45,7 +45,7 @@ pytestmark = [pytest.mark.system, pytest.mark.timeout(max(600, FRAMES // 20))]
 WARM = 3
 """Rounds after which memory must be flat."""
 GROWTH_MIB = 1.0
-RESIDENT_MIB = 64.0 * max(1.0, FRAMES / 10_000)
+RESIDENT_MIB = 64.0 * max(1.0, FRAMES / 100_000)
 """Its growth at most: allocators keep a little more with every thousand threads."""
 SLOTS = 3
 WAIT_S = 60.0
