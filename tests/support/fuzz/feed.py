@@ -28,7 +28,8 @@ class _Heap(ctypes.Structure):
 
 def used_mib() -> float:
     """What this process has allocated and not freed, MiB: C's heap, and Python's small objects at `BLOCK_BYTES` each.
-    Resident memory also has what allocators keep free, which spreads over more arenas with every thousand threads."""
+    Not memory that is mapped past C's heap, as `aligned_buffer` does; resident memory has that too. It also has what
+    allocators keep free, which spreads over more arenas with every thousand threads."""
     of_heap = ctypes.CDLL(None).mallinfo2
     of_heap.restype = _Heap
     heap = of_heap()

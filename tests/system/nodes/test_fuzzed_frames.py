@@ -20,6 +20,7 @@ import torch
 from checkpoint.expert import ExpertArithmetic
 from checkpoint.tensors import tensor_bytes
 from main_node.engine import peer as peer_module
+from odmoe.chaos.usage import usage_of
 from scheduler.errors import ODMoEError
 from shadow_node.node import Shadow
 from support.fuzz.feed import FuzzedPeer, feed_node, used_mib
@@ -44,6 +45,8 @@ pytestmark = [pytest.mark.system, pytest.mark.timeout(max(600, FRAMES // 20))]
 WARM = 3
 """Rounds after which memory must be flat."""
 GROWTH_MIB = 1.0
+RESIDENT_MIB = 64.0 * max(1.0, FRAMES / 100_000)
+"""Its growth at most: allocators keep a little more with every thousand threads."""
 SLOTS = 3
 WAIT_S = 60.0
 TOKENS = 6
@@ -90,27 +93,36 @@ def settled(threads: int) -> int:
     return threading.active_count()
 
 
+def resident_mib() -> float:
+    usage = usage_of(os.getpid())
+    assert usage is not None
+    return usage.memory_bytes / 2**20
+
+
 def fuzz(name: str, round_of: Callable[[int], int], healthy: Callable[[], None], capsys: Any) -> None:
     """Run the rounds, and print what they cost."""
     healthy()
     gc.collect()
     gc.freeze()  # what is there already, models too, takes a second to look through
-    began, start, warm, threads = time.monotonic(), used_mib(), 0.0, threading.active_count()
+    began, start, threads = time.monotonic(), used_mib(), threading.active_count()
+    warm = resident = 0.0
     streams = 0
     for number in range(ROUNDS):
         streams += round_of(SEED + number)
         healthy()
         gc.collect()
         if number + 1 == WARM:
-            warm = used_mib()
+            warm, resident = used_mib(), resident_mib()
     gc.unfreeze()
-    end = used_mib()
+    end, grown = used_mib(), resident_mib() - resident
     with capsys.disabled():
         print(
             f"\n{name}: {FRAMES} frames in {streams} streams, {time.monotonic() - began:.1f} s; memory in use "
-            f"{start:.2f} MiB before, {warm:.2f} after {WARM * ROUND} frames, {end:.2f} at the end"
+            f"{start:.2f} MiB before, {warm:.2f} after {WARM * ROUND} frames, {end:.2f} at the end; resident memory "
+            f"{grown:+.2f} since then"
         )
     assert end - warm < GROWTH_MIB
+    assert grown < RESIDENT_MIB
     assert settled(threads) <= threads
 
 
