@@ -130,16 +130,14 @@ class Worker:
         return self.sessions.add(_Session(self, reply))
 
     def _measured_memory_load(self, form: str) -> float:
-        tier = self.loader.tier
-        if tier is None or not tier.slots:
+        if (tier := self.loader.tier) is None or not tier.slots:
             return 0.0
         rate = load_bandwidth(self.store, self.loader, self.slots.buffers, form, in_memory=True)
         tier.clear()
         return self.slots.buffers[0].nbytes / rate if rate else 0.0
 
     def _on_shrunk(self, host_slots: int) -> None:
-        served = self.sessions.served
-        if served is not None:
+        if (served := self.sessions.served) is not None:
             served.send(HostShrunk(host_slots))
 
     def compute(self, message: Compute, form: str = "") -> torch.Tensor:
