@@ -130,8 +130,7 @@ class Worker:
         return self.sessions.add(_Session(self, reply))
 
     def _on_shrunk(self, host_slots: int) -> None:
-        served = self.sessions.served
-        if served is not None:
+        if (served := self.sessions.served) is not None:
             served.send(HostShrunk(host_slots))
 
     def compute(self, message: Compute, form: str = "") -> torch.Tensor:
