@@ -48,7 +48,6 @@ class SlotTable:
         self._rows = rows
         self._audits = audits
         self._residency = strategy.residency
-        self._host = workers.host_memory
         self._precision = strategy.precision if strategy.precision.forms != (FULL,) else None
         self.forms: set[str] = set()
         """Those in which loads have begun so far."""
@@ -254,7 +253,7 @@ class SlotTable:
         entry.loaded = True
         del self._state.loads[entry.load_id]
         if entry.host_slot is not None:
-            self._host.on_loaded(entry.worker, entry.expert, entry.load_id)
+            self._workers.host_memory.on_loaded(entry.worker, entry.expert, entry.load_id)
         worker = self._state.workers[entry.worker]
         worker.end_load(entry, self._state.now)
         if worker.queue and (worker.free or worker.idle or worker.queue[0].confirmed or self._state.step.absent):
@@ -277,7 +276,7 @@ class SlotTable:
         if worker.idle.get(entry.expert) is entry:
             del worker.idle[entry.expert]
         if self._state.loads.pop(entry.load_id, None) is not None:
-            self._host.on_given_up(entry.worker, entry.expert, entry.load_id)
+            self._workers.host_memory.on_given_up(entry.worker, entry.expert, entry.load_id)
             worker.end_load(entry, self._state.now)
         worker.slots[entry.slot] = None
         heappush(worker.free, entry.slot)
@@ -286,7 +285,7 @@ class SlotTable:
     def invalidate(self, entry: SlotEntry) -> None:
         """Its load or a computation on it has failed: it may not stay. Unless a demand shares it, it goes at once."""
         self._forget(entry)
-        self._host.on_doubted(entry.worker, entry.expert)
+        self._workers.host_memory.on_doubted(entry.worker, entry.expert)
         entry.keeps, entry.leaving = False, True
         if not entry.users:
             self.evict(entry)
@@ -446,8 +445,8 @@ class SlotTable:
             form = form_taken(self._precision.form(demand.importance), worker.joined.forms)
         self.forms.add(form)
         entry = SlotEntry(number, slot, expert, load_id, keeps, request.stats, [demand], form)
-        if self._host.memories:
-            entry.host_slot, entry.in_memory = self._host.assign(number, expert, form, load_id, not demand.confirmed)
+        if (host := self._workers.host_memory).memories:
+            entry.host_slot, entry.in_memory = host.assign(number, expert, form, load_id, not demand.confirmed)
         demand.start_load(entry)
         worker.slots[slot] = self._state.loads[load_id] = entry
         worker.append_load(entry, self._state.now)

@@ -51,12 +51,15 @@ class WorkerTable:
         device = [self._state.workers[number].joined for number in self.live]
         host = [self._state.workers[number].joined for number in self.hosts]
         return Costs(
-            load_s=_mean([self.host_memory.expected_load_s(event) for event in device]),
+            load_s=_mean([self._expected_load_s(event) for event in device]),
             device_call_s=_mean([event.call_s for event in device]),
             device_row_s=_mean([event.row_s for event in device]),
             host_call_s=_mean([event.call_s for event in host]),
             host_row_s=_mean([event.row_s for event in host]),
         )
+
+    def _expected_load_s(self, joined: t.WorkerJoined) -> float:
+        return self.host_memory.expected_load_s(joined) if self.host_memory.memories else joined.load_s
 
     @property
     def form_costs(self) -> dict[str, tuple[float, float]]:

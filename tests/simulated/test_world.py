@@ -47,10 +47,10 @@ def test_flaps_end_with_the_healing(stage: Stage, monkeypatch: pytest.MonkeyPatc
         kill(host)
 
     monkeypatch.setattr(Host, "kill", note)
-    flaps = Fault(at_s=0.01, kind="flaps", host=0, for_s=8.0, count=5)
-    played = stage.play_plan(replace(draw(0), faults=(flaps,), heals_s=3.0))
-    assert len(kills) > 2
-    assert max(kills) < min(kills) + 3.0 < 1000.0 + played.seconds
+    flaps = Fault(at_s=0.01, kind="flaps", host=0, for_s=8.0, count=50)
+    played = stage.play_plan(replace(draw(49), faults=(flaps,), heals_s=1.0))
+    assert len(kills) > 1
+    assert max(kills) < min(kills) + 1.5 < 1000.0 + played.seconds - 1.0, "requests outlast the healing"
 
 
 def test_the_bound_is_that_of_the_nodes() -> None:
