@@ -24,7 +24,7 @@ def plan(
 
     Shows memory, then whether loads keep up and tokens/s, then which change would help most.
 
-    With --machine: what to run on the machines that you have.
+    With --machine: what to run on the machines that you have. The default --profile is then pc-nvme-2.5gbe.
 
     The exit code is 1 if it does not fit.
     """

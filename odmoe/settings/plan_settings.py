@@ -80,7 +80,7 @@ class PlanSettings(Table):
         default=PROFILE,
         heading="Cluster",
         common=True,
-        about=f"Hardware profile (default: {PROFILE}; with --machine {HOME_PROFILE})",
+        about=f"Hardware profile (default: {PROFILE})",
     )
     group_size: Count | None = again(
         Settings, "group_size", about="Workers that serve a layer together (default: the best number)"

@@ -89,6 +89,7 @@ def test_a_request_that_arrives_while_it_ends_is_answered() -> None:
         loading = LoadingServer(bound, LoadProgress(), lambda line: None, FORMATS["text"])
         with loading, socket.create_connection(bound.getsockname(), WAIT_S) as early:
             early.sendall(b"GET /ready HTTP/1.1\r\n")
+            httpx2.get("http://{}:{}/health".format(*bound.getsockname()), timeout=WAIT_S)  # accepted after it
             ending = threading.Thread(target=loading.close)
             ending.start()
             time.sleep(0.3)  # uvicorn looks ten times a second whether it shall end
