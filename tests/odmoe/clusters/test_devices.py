@@ -221,7 +221,11 @@ def test_rows_and_outputs_of_workers_there_stay_there(
     assert found == {("to host", "transfer.py:to_host"): LAYERS + 1, ("to device", "transfer.py:to_device"): 1}
 
 
-SYSTEMS = [{"system": "importance"}, {"predictor": "next-gate"}, {"predictor": "next-layer", "router": "skip"}]
+SYSTEMS = [
+    {"system": "importance", "alpha": 0.0},
+    {"predictor": "next-gate"},
+    {"predictor": "next-layer", "router": "skip"},
+]
 
 
 @pytest.mark.slow
@@ -229,7 +233,7 @@ SYSTEMS = [{"system": "importance"}, {"predictor": "next-gate"}, {"predictor": "
 def test_policies_that_read_scores_get_them_there(
     machine: Machine, store: ExpertStore, prompt: list[int], system: dict[str, Any]
 ) -> None:
-    """The same choices as on the processor."""
+    """The same choices as on the processor. With an alpha they depend on what is resident, and so on time."""
     more = {"shadow": "none", "device_memory": "50%", **system}
     with closing(EmbeddedCluster(settings(**more), store)) as cluster:
         wanted, _ = answer(cluster, prompt)

@@ -341,7 +341,7 @@ def test_a_replay_that_differs_fails(cli: CommandLine, log: Path, tmp_path: Path
 @pytest.mark.parametrize(
     ("flags", "says"),
     [
-        (["--profile", "none"], "no profile 'none'; allowed: rtx"),
+        (["--profile", "none"], "no profile 'none'; allowed: pc"),
         (["--system", "odmoe"], "--system is 'odmoe'; did you mean od-moe or "),
         (["--recall", "1.5"], "--recall is 1.5; allowed: a number from 0 to 1"),
         (["--recall", "0.5", "--system", "on-demand"], "--recall is 0.5, which --predictor none does not read"),

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from checkpoint.forms import FORMS
 from checkpoint.held import HELD
 from checkpoint.part_files import write_part
 from checkpoint.sharding.form_files import add_forms
@@ -36,8 +37,10 @@ REPLICAS = 2
 
 @pytest.fixture
 def store(demo_store: Callable[[str], Any], tmp_path: Path) -> ExpertStore:
-    """The demo model's 64 experts, to change."""
-    return ExpertStore.open(Path(shutil.copytree(demo_store("float32").path, tmp_path / "here" / "demo")))
+    """The demo model's 64 experts, to change. Other tests may have added forms."""
+    forms = shutil.ignore_patterns(*(pattern for form in FORMS for pattern in (f"{form}.json", f"*.{form}")))
+    folder = shutil.copytree(demo_store("float32").path, tmp_path / "here" / "demo", ignore=forms)
+    return ExpertStore.open(Path(folder))
 
 
 class Lab:

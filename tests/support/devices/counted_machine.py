@@ -26,5 +26,6 @@ def workers_there(patch: pytest.MonkeyPatch, device: torch.device) -> None:
     """Workers compute on the counted device, too."""
     patch.setattr("odmoe.clusters.nodes.device_of", lambda settings, role: device)
     patch.setattr(
-        "odmoe.clusters.nodes.make_loader", lambda name, store, emulation, moved, forms, on: DeviceLoader(store, on)
+        "odmoe.clusters.nodes.make_loader",
+        lambda name, store, emulation, moved, forms, on, host_slots: DeviceLoader(store, on),
     )
