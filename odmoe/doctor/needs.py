@@ -27,6 +27,7 @@ class Needs:
 def needs_of(model: str, shadow: str, workers: int) -> Needs:
     """Raises ConfigError, CheckpointError."""
     from odmoe.api.plan_model import model_of, read_config
+    from scheduler.planning.role_bytes import CPU_REST_BYTES
     from scheduler.planning.scaling import Hardware, Policy, Setup, memory
     from scheduler.simulation.scenario import PROFILE
     from scheduler.timing.profile import find_profile
@@ -36,7 +37,7 @@ def needs_of(model: str, shadow: str, workers: int) -> Needs:
         model, found.fields, found.dtype, CONTEXT, found.experts, shadow != "none", found.native_bits, dense=None
     )
     setup = Setup(size, Hardware(find_profile(PROFILE), workers), Policy(shadow))
-    roles = memory(setup, slots=1, rest_bytes=4)
+    roles = memory(setup, slots=1, rest_bytes=CPU_REST_BYTES)
     return Needs(
         model,
         {"main_node": roles["main"], "shadow_node": roles["shadow"], "worker_node": roles["worker"]},

@@ -15,9 +15,8 @@ from scheduler.planning.machines import (
     Layout,
     Machine,
     layouts,
-    main_bytes,
-    shadow_bytes,
 )
+from scheduler.planning.role_bytes import CPU_REST_BYTES, main_bytes, shadow_bytes
 from scheduler.planning.scaling import Each, size_text
 from scheduler.simulation.route_model import LIKE_TEXT
 from scheduler.timing.profile import Profile
@@ -169,7 +168,7 @@ def _unfit(home: Home, best: Layout) -> Iterator[str]:
         yield f"all experts in memory: {size_text(lacking)} more"
     if best.shadow:
         return
-    needed = shadow_bytes(model, SMALLEST_SHADOW, on_gpu=False)
+    needed = shadow_bytes(model, SMALLEST_SHADOW, CPU_REST_BYTES)
     about = f"a shadow: {size_text(needed)} ({SMALLEST_SHADOW})"
     if needed >= whole:
         yield f"{about}, and the whole model takes {size_text(whole)}"

@@ -7,8 +7,14 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from scheduler.errors import ConfigError
-from scheduler.planning.scaling import workspace_bytes
-from scheduler.planning.shadow_bytes import SHADOW_BYTES
+from scheduler.planning.role_bytes import (
+    CPU_REST_BYTES,
+    GPU_REST_BYTES,
+    main_bytes,
+    shadow_bytes,
+    worker_bytes,
+    workspace_bytes,
+)
 from scheduler.policies.system_config import SystemConfig
 from scheduler.timing.profile import Profile
 from scheduler.types import ModelSize
@@ -65,6 +71,11 @@ class Place(NamedTuple):
     machine: Machine
     on_gpu: bool
 
+    @property
+    def rest_bytes(self) -> int:
+        """Per element of what a shadow here does not quantise."""
+        return GPU_REST_BYTES if self.on_gpu else CPU_REST_BYTES
+
 
 @dataclass(frozen=True, slots=True)
 class Seat:
@@ -74,7 +85,7 @@ class Seat:
     slots: int
     load_rate: float
     """Bytes a second into a slot."""
-    held: int = 0
+    host_bytes: int = 0
     """Bytes of the store in host memory, from which it loads onto its GPU."""
 
 
@@ -148,24 +159,11 @@ class Layout:
         found: dict[str, dict[str, int]] = {one.name: {"node": NODE_BYTES} for one in self.machines}
         found[self.main.machine.name]["main"] = main_bytes(self.model, self.kept)
         if self.shadow:
-            found[self.shadow.machine.name]["shadow"] = shadow_bytes(self.model, self.scheme, self.shadow.on_gpu)
+            found[self.shadow.machine.name]["shadow"] = shadow_bytes(self.model, self.scheme, self.shadow.rest_bytes)
         for seat in self.seats:
-            taken = seat.slots * self.model.expert_bytes + workspace_bytes(self.model) + seat.held
+            taken = worker_bytes(self.model, seat.slots) + seat.host_bytes
             found[seat.place.machine.name]["worker"] = taken
         return found
-
-
-def main_bytes(model: ModelSize, kept: int = 0) -> int:
-    """`kept`: bytes for KV caches of earlier prompts."""
-    return model.dense_bytes + model.cache * model.item_bytes + kept
-
-
-def shadow_bytes(model: ModelSize, scheme: str, on_gpu: bool) -> int:
-    """On a processor, what is not quantised is in float32."""
-    rest = 2 if on_gpu else 4
-    item = SHADOW_BYTES[scheme]
-    quantised = int(model.linear * item.linear + model.experts_all * item.expert)
-    return quantised + (model.dense - model.linear + model.cache) * rest
 
 
 def layouts(model: ModelSize, machines: Sequence[Machine], kept: int = 0) -> list[Layout]:
@@ -215,9 +213,9 @@ def _shadows(model: ModelSize, chosen: Sequence[Machine], main: Place) -> Iterat
     others += [one for one in chosen if replace(one, name="") == replace(main.machine, name="") != one][1:2]
     whole = main_bytes(model) + model.store_bytes
     for scheme in ("int8", "nf4"):
-        places = [Place(one, True) for one in others if one.gpu_room >= shadow_bytes(model, scheme, True)]
-        places += [Place(one, False) for one in others if one.room >= shadow_bytes(model, scheme, False)]
-        if places and shadow_bytes(model, scheme, places[0].on_gpu) < whole:
+        places = [Place(one, True) for one in others if one.gpu_room >= shadow_bytes(model, scheme, GPU_REST_BYTES)]
+        places += [Place(one, False) for one in others if one.room >= shadow_bytes(model, scheme, CPU_REST_BYTES)]
+        if places and shadow_bytes(model, scheme, places[0].rest_bytes) < whole:
             yield scheme, max(places, key=lambda one: one.machine.rate(one.on_gpu))
 
 
@@ -228,7 +226,7 @@ def _layout(
     room = {(one, gpu): one.gpu_room if gpu else one.room for one in chosen for gpu in (False, True)}
     room[main] -= main_bytes(model, kept)
     if at is not None:
-        room[at] -= shadow_bytes(model, scheme, at.on_gpu)
+        room[at] -= shadow_bytes(model, scheme, at.rest_bytes)
     if any(left < 0 for left in room.values()):
         return None
     seats = [seat for one in chosen if (seat := _seat(model, one, room, on_gpu))]

@@ -15,6 +15,14 @@ from typing import Any, NamedTuple
 from scheduler.alignment import Alignment
 from scheduler.drafts.length import AUTO
 from scheduler.errors import ConfigError, DoesNotFitError
+from scheduler.planning.role_bytes import (
+    GPU_REST_BYTES,
+    MINI_BATCH,
+    main_bytes,
+    shadow_bytes,
+    worker_bytes,
+    workspace_bytes,
+)
 from scheduler.planning.shadow_bytes import NO_SHADOW, RECALLS, SHADOW_BYTES
 from scheduler.policies.system_config import SystemConfig
 from scheduler.simulation.requests import random_arrivals
@@ -25,10 +33,8 @@ from scheduler.timing.load_budget import LoadBudget, load_budget, luck
 from scheduler.timing.profile import Profile
 from scheduler.types import ModelSize
 
-MINI_BATCH = 128
 PROMPTS = (16, 128)
 
-_REST_BYTES = 2  # bytes per element of what a shadow on a GPU does not quantise, KV rows included
 _VISITS = 4096  # expert computations that a simulated answer should have, for a stable figure
 _VISITS_COMPARED = 768  # likewise, where it is compared with another on the same routes
 _LEAST, _MOST = 6, 64  # tokens of such an answer
@@ -66,7 +72,7 @@ class Hardware:
             return 1
         found = int((self.device_bytes - workspace_bytes(model)) // model.expert_bytes)
         if found < 1:
-            whole = size_text(model.expert_bytes + workspace_bytes(model))
+            whole = size_text(worker_bytes(model, 1))
             raise DoesNotFitError(
                 f"--worker-memory is {size_text(self.device_bytes)}, but one expert of {model.name} takes {whole} "
                 f"({size_text(model.expert_bytes)} and room to compute {MINI_BATCH} rows); give workers that much, "
@@ -131,11 +137,6 @@ class Change:
     def idle(self) -> bool:
         """Whether it makes no difference worth a word, by any fit."""
         return all(abs(factor - 1) < 0.01 for factor in (self.factor, *(self.factors or ())))
-
-
-def workspace_bytes(model: ModelSize) -> int:
-    """The memory that a worker needs beside its slots, to restore an expert and compute a mini-batch with it."""
-    return model.restoring_bytes + MINI_BATCH * (model.expert // model.hidden + model.hidden) * model.item_bytes
 
 
 def scale_profile(setup: Setup) -> Profile:
@@ -203,7 +204,7 @@ def _rest(seconds: float, amount: float, rate: float) -> float:
 def _shadow_read(model: ModelSize, shadow: str) -> float:
     """Bytes that a shadow reads for one token, per layer with experts."""
     item = SHADOW_BYTES.get(shadow, NO_SHADOW)
-    dense = model.linear * item.linear + (model.read - model.linear) * _REST_BYTES
+    dense = model.linear * item.linear + (model.read - model.linear) * GPU_REST_BYTES
     return dense / model.layers + model.top_k * model.expert * (item.expert + item.restored)
 
 
@@ -240,18 +241,13 @@ def workers_needed(budget: LoadBudget) -> int:
     return max(1, math.ceil(groups - 1e-9)) * budget.group_size
 
 
-def memory(setup: Setup, slots: int, rest_bytes: int = _REST_BYTES) -> dict[str, int]:
+def memory(setup: Setup, slots: int, rest_bytes: int = GPU_REST_BYTES) -> dict[str, int]:
     """Bytes of device memory: main node, shadow, each worker, all nodes together, and one device for the whole model,
     with its experts as stored (`whole`) or `whole_dequantised`. `store`: host memory or disk of each worker.
-    `rest_bytes`: bytes per element of what the shadow does not quantise, and of its cache; 4 on a CPU."""
+    `rest_bytes`: as of `shadow_bytes`."""
     model, shadow = setup.model, setup.policy.shadow
-    cache = model.cache * model.item_bytes
-    main = model.dense_bytes + cache + setup.kept_bytes
-    worker = slots * model.expert_bytes + workspace_bytes(model)
-    held = 0
-    if shadow != "none":
-        item, rest = SHADOW_BYTES[shadow], model.dense - model.linear
-        held = int(model.linear * item.linear + model.experts_all * item.expert) + (rest + model.cache) * rest_bytes
+    main, worker = main_bytes(model, setup.kept_bytes), worker_bytes(model, slots)
+    held = shadow_bytes(model, shadow, rest_bytes) if shadow != "none" else 0
     return {
         "main": main,
         "shadow": held,

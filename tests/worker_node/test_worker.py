@@ -331,10 +331,7 @@ def test_a_worker_says_what_it_holds_and_refuses_the_rest_by_name(desk: WorkerDe
 def test_experts_that_come_while_it_serves_are_reported(
     desk: WorkerDesk, blob: BlobOf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(part_watch, "LOOK_S", 0.05)
-    folder = Path(shutil.copytree(desk.store.path, tmp_path / "part"))
-    (folder / HELD).write_text(held_text([ExpertId(0, 1)]))
-    desk.store = ExpertStore.open(folder)
+    folder = watched_part(desk, tmp_path, monkeypatch, [ExpertId(0, 1)])
     main = desk.welcome(desk.worker())
     change_list(folder, held_text(MORE))
     assert main.next() == Held(True, (0, 1, 2, 1, 3, 3))
@@ -343,6 +340,15 @@ def test_experts_that_come_while_it_serves_are_reported(
 
 
 MORE = [ExpertId(0, 1), ExpertId(0, 2), ExpertId(1, 3)]
+
+
+def watched_part(desk: WorkerDesk, folder: Path, patch: pytest.MonkeyPatch, experts: list[ExpertId]) -> Path:
+    """From now on the desk's store is a part with these experts, looked at often."""
+    patch.setattr(part_watch, "LOOK_S", 0.05)
+    part = Path(shutil.copytree(desk.store.path, folder / "part"))
+    (part / HELD).write_text(held_text(experts))
+    desk.store = ExpertStore.open(part)
+    return part
 
 
 def change_list(folder: Path, text: str) -> None:
@@ -364,12 +370,9 @@ def test_a_part_without_experts_is_served_and_gets_some_through_a_device_s_host_
     desk: WorkerDesk, blob: BlobOf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The device is the processor under another name."""
-    monkeypatch.setattr(part_watch, "LOOK_S", 0.05)
     monkeypatch.setattr(session, "device_bytes", lambda device: 1 << 30)
     monkeypatch.setattr(session, "device_name", lambda device: device)
-    folder = Path(shutil.copytree(desk.store.path, tmp_path / "part"))
-    (folder / HELD).write_text(held_text([]))
-    desk.store = ExpertStore.open(folder)
+    folder = watched_part(desk, tmp_path, monkeypatch, [])
     loader = TieredLoader(desk.store, HostTier(desk.store, 2))
     loader.device = "cpu:0"
     worker = desk.worker(loader=loader)
@@ -397,10 +400,7 @@ def test_a_list_that_is_lost_or_damaged_for_a_while_changes_nothing(
     harm: Callable[[Path], None],
     said: str,
 ) -> None:
-    monkeypatch.setattr(part_watch, "LOOK_S", 0.05)
-    folder = Path(shutil.copytree(desk.store.path, tmp_path / "part"))
-    (folder / HELD).write_text(held_text([ExpertId(0, 1)]))
-    desk.store = ExpertStore.open(folder)
+    folder = watched_part(desk, tmp_path, monkeypatch, [ExpertId(0, 1)])
     main = desk.welcome(desk.worker())
     harm(folder)
     assert has_been_looked_at(caplog, said) == 1
@@ -415,10 +415,7 @@ def test_a_list_beside_other_files_than_were_opened_does_not_count(
     desk: WorkerDesk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, file: str
 ) -> None:
     """Another store in this place, or this one copied again: the files that are open have holes."""
-    monkeypatch.setattr(part_watch, "LOOK_S", 0.05)
-    folder = Path(shutil.copytree(desk.store.path, tmp_path / "part"))
-    (folder / HELD).write_text(held_text([ExpertId(0, 1)]))
-    desk.store = ExpertStore.open(folder)
+    folder = watched_part(desk, tmp_path, monkeypatch, [ExpertId(0, 1)])
     main = desk.welcome(desk.worker())
     other = replace(desk.store.manifest, fingerprint="0" * 32).to_json().encode()
     (folder / "next").write_bytes(other if file == "manifest.json" else (folder / file).read_bytes())

@@ -15,6 +15,7 @@ from odmoe.settings.settings import Settings
 from odmoe.settings.units import parse_memory
 from odmoe.terminal import megabytes
 from scheduler.core.dispatch import LEAST_ROWS, MOST_PARTS
+from scheduler.planning.role_bytes import CPU_REST_BYTES, GPU_REST_BYTES, quantised_bytes
 from scheduler.planning.shadow_bytes import SHADOW_BYTES
 from scheduler.timing.profile import find_profile
 from scheduler.types import ModelShape, ModelSize
@@ -103,16 +104,15 @@ def _activation_bytes(settings: Settings, store: ExpertStore, shape: ModelShape,
 def _shadow_bytes(settings: Settings, store: ExpertStore, size: ModelSize) -> int:
     """Weights, and KV caches as the main node's, twice: rows that were aligned are kept beside the shadow's own. On a
     CPU what is not quantised has 4 bytes an element."""
-    rest = (
-        4 if settings.device_of("shadow").partition(",")[0] in ("auto", "cpu") and settings.loader_used != CUDA else 2
-    )
+    device = settings.device_of("shadow").partition(",")[0]
+    rest = CPU_REST_BYTES if device in ("auto", "cpu") and settings.loader_used != CUDA else GPU_REST_BYTES
     item = SHADOW_BYTES[settings.shadow]
     in_int8 = size.linear * (item.linear == 1) + size.experts_all * (item.expert == 1)
     tensors = [spec for layer in store.manifest.layers for spec in store.manifest.restored_layout(layer).tensors]
     narrowest = min(spec.shape[-1] for spec in tensors if len(spec.shape) > 1)
     scales = _INT8_SCALE_BYTES * in_int8 // min(narrowest, size.hidden)
     unquantised = size.dense - size.linear + 2 * settings.parallel * size.cache
-    return int(size.linear * item.linear + size.experts_all * item.expert) + scales + unquantised * rest
+    return quantised_bytes(size, settings.shadow) + scales + unquantised * rest
 
 
 def _model_size(store: ExpertStore, tokens: int) -> ModelSize:

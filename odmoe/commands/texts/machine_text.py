@@ -134,7 +134,7 @@ def _is_on_gpu(seat: Seat) -> bool:
 
 
 def _is_held(seat: Seat) -> bool:
-    return seat.held > 0
+    return seat.host_bytes > 0
 
 
 def assumed(advice: MachineAdvice) -> list[str]:
@@ -148,7 +148,7 @@ def assumed(advice: MachineAdvice) -> list[str]:
         f"memory: 5 % of a machine's, at least 0.4 GB, is left to its system, and {megabytes(NODE_BYTES)} to processes",
         "prefetches of lrfu-prefetch are not simulated: what they gain comes on top",
     ]
-    if any(seat.held for seat in layout.seats):
+    if any(seat.host_bytes for seat in layout.seats):
         found.append(f"loads from host memory to a GPU: {BUS_RATE / 1e9:g} GB/s")
     if any(one.gpu for one in layout.machines):
         found.append("GPUs: this version has not been run on one yet (docs/devices.md)")

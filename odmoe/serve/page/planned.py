@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from odmoe.api.plan_model import model_of, read_config
 from scheduler.errors import ODMoEError
+from scheduler.planning.role_bytes import CPU_REST_BYTES, GPU_REST_BYTES
 from scheduler.planning.scaling import Hardware, Policy, Run, Setup, Together, as_measured, memory, rates
 from scheduler.planning.shadow_bytes import RECALLS
 from scheduler.simulation.scenario import PROFILE
@@ -74,7 +75,7 @@ def _plan(model: ModelSize, served: Settings, nodes: tuple[NodeFigures, ...]) ->
         base = as_measured(base, model, shadow)
     policy = Policy(shadow, None, served.system_config, served.alignment)
     setup = Setup(model, Hardware(base, len(workers)), policy, served.kept_bytes)
-    sizes = memory(setup, 0, rest_bytes=4 if _on_cpu(nodes, "shadow") else 2)
+    sizes = memory(setup, 0, rest_bytes=CPU_REST_BYTES if _on_cpu(nodes, "shadow") else GPU_REST_BYTES)
     sizes = {role: sizes[role] for role in ("main", "shadow", "worker")} | {"expert": model.expert_bytes}
     why = _why_not(served, nodes)
     if why:

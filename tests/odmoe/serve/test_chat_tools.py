@@ -18,6 +18,7 @@ from odmoe.text import StoppedText
 from support.cases import slow_except
 from support.chats.answers import SCHEMA
 from support.chats.demo_chat import CHAT, NAME, TOOL, answer
+from support.chats.script import Script
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -35,22 +36,6 @@ TOOL_TEMPLATE = (
     "{% for m in messages %}<{{ m.role }}>{{ m.content }}"
     "{% for c in m.tool_calls or [] %}{{ c.function.arguments.a }}{% endfor %}</{{ m.role }}>{% endfor %}"
 )
-
-
-class Script:
-    """An answer as a cluster gives it, of tokens that are written beforehand."""
-
-    def __init__(self, steps: Iterator[Step]) -> None:
-        self._steps = steps
-
-    def __iter__(self) -> Iterator[Step]:
-        return self._steps
-
-    def cancel(self) -> None:
-        pass
-
-    def close(self) -> None:
-        pass
 
 
 def scripted(tokenizer: Any, report: Report, text: str, prompt: list[int], max_new_tokens: int, **how: Any) -> Script:

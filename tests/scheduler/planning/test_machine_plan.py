@@ -10,7 +10,8 @@ import pytest
 from scheduler.errors import DoesNotFitError
 from scheduler.planning.layout_speed import guess, profile_of, speed
 from scheduler.planning.machine_plan import advise, improve
-from scheduler.planning.machines import layouts, main_bytes, shadow_bytes
+from scheduler.planning.machines import layouts
+from scheduler.planning.role_bytes import main_bytes, shadow_bytes
 from scheduler.types import ModelSize
 from support.scheduling.homes import BASE, advice_on, glm_5, home, model, with_links
 
@@ -44,7 +45,7 @@ def test_four_mini_pcs_hold_all_experts_of_a_model_that_one_cannot() -> None:
 
 def test_a_shadow_larger_than_the_model_is_not_advised() -> None:
     """int8 takes 118 GB of a model of 65, however much memory there is."""
-    assert shadow_bytes(GPT_OSS, "int8", on_gpu=True) / 1e9 == pytest.approx(118, abs=1)
+    assert shadow_bytes(GPT_OSS, "int8") / 1e9 == pytest.approx(118, abs=1)
     assert (main_bytes(GPT_OSS) + GPT_OSS.store_bytes) / 1e9 == pytest.approx(65, abs=1.5)
     found = advice_on(GPT_OSS, "small x3: ram=16GB", "large: ram=256GB")
     assert found.layout.shadow is None

@@ -15,6 +15,7 @@ from scheduler.alignment import Alignment
 from scheduler.errors import ConfigError, DoesNotFitError
 from scheduler.planning.assumptions import list_assumptions
 from scheduler.planning.plan import Plan, make_plan
+from scheduler.planning.role_bytes import workspace_bytes
 from scheduler.planning.scaling import (
     Change,
     Hardware,
@@ -34,7 +35,6 @@ from scheduler.planning.scaling import (
     scenario_of,
     speed,
     workers_needed,
-    workspace_bytes,
 )
 from scheduler.policies.system_config import SystemConfig
 from scheduler.simulation.requests import random_arrivals

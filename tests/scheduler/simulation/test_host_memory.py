@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 
 import pytest
@@ -11,27 +10,10 @@ from scheduler.errors import ConfigError
 from scheduler.simulation.simulate import Outcome, simulate
 from scheduler.simulation.workload import random_workload
 from scheduler.timing.profile import Profile, find_profile
+from support.scheduling.one_layer import ONE_LAYER
 from support.scheduling.scenarios import scenario_of
 
-ONE = Profile(
-    name="one",
-    layers=1,
-    experts=3,
-    top_k=3,
-    hidden_bytes=1,
-    kv_bytes=0,
-    workers=1,
-    group_size=1,
-    main_layer_s=4.0,
-    expert_s=1.0,
-    expert_extra_s=0.0,
-    load_s=10.0,
-    hop_s=0.0,
-    link_bits_per_s=math.inf,
-    shadow_layer_s=1.0,
-    disk_load_s=5.0,
-)
-"""Every token needs all three experts of the only layer, one after the other. What travels takes no time."""
+ONE = replace(ONE_LAYER, disk_load_s=5.0)
 
 
 def run(host_slots: int | None, policy: str = "lru", profile: Profile = ONE) -> Outcome:

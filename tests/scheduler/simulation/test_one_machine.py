@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any
@@ -16,28 +15,10 @@ from scheduler.simulation.recorded_routes import RecordedWorkload, recorded_work
 from scheduler.simulation.simulate import Outcome, simulate
 from scheduler.simulation.workload import Gate, random_workload
 from scheduler.timing.profile import Profile, find_profile
+from support.scheduling.one_layer import ONE_LAYER
 from support.scheduling.scenarios import core_config_of, scenario_of
 
-ONE = Profile(
-    name="one",
-    layers=1,
-    experts=3,
-    top_k=3,
-    hidden_bytes=1,
-    kv_bytes=0,
-    workers=1,
-    group_size=1,
-    main_layer_s=4.0,
-    expert_s=1.0,
-    expert_extra_s=0.0,
-    load_s=10.0,
-    hop_s=0.0,
-    link_bits_per_s=math.inf,
-    shadow_layer_s=1.0,
-    host_s=3.0,
-    host_extra_s=2.0,
-)
-"""Every token needs all three experts of the only layer. What travels takes no time."""
+ONE = replace(ONE_LAYER, host_s=3.0, host_extra_s=2.0)
 PC = find_profile("rtx3090-pcie3")
 
 

@@ -19,6 +19,7 @@ import pytest
 
 from main_node.answer import Step
 from odmoe.text import StoppedText
+from support.chats.script import Script
 from support.machines.http_service import Served, demo_model, serving
 
 if TYPE_CHECKING:
@@ -40,22 +41,6 @@ TEMPLATE = (
     "{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"
 )
 """As Hermes and Qwen have it, in short."""
-
-
-class Script:
-    """An answer as a cluster gives it, of tokens that are written beforehand."""
-
-    def __init__(self, steps: Iterator[Step]) -> None:
-        self._steps = steps
-
-    def __iter__(self) -> Iterator[Step]:
-        return self._steps
-
-    def cancel(self) -> None:
-        pass
-
-    def close(self) -> None:
-        pass
 
 
 def says(prompt: str) -> str:
