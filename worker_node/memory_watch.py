@@ -10,6 +10,8 @@ from worker_node.loaders.base import Tier
 
 EVERY_S = 1.0
 """How often it looks."""
+CLOSE_S = 5.0
+"""How long closing waits for a look to end."""
 
 _log = logging.getLogger(__name__)
 
@@ -45,6 +47,7 @@ class MemoryWatch:
 
     def close(self) -> None:
         self._closed.set()
+        self._thread.join(CLOSE_S)
 
     def _run(self) -> None:
         while not self._closed.wait(EVERY_S):

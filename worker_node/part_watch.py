@@ -15,6 +15,8 @@ from wire.sessions import Sessions
 _log = logging.getLogger(__name__)
 LOOK_S = 2.0
 """Between two looks at the list."""
+CLOSE_S = 5.0
+"""How long closing waits for a look to end."""
 
 
 class PartWatch:
@@ -30,9 +32,11 @@ class PartWatch:
         self._sessions = sessions
         self._closed = runtime.Event()
         self._said = ""
+        self._thread: runtime.Thread | None = None
         if loads_more and store.held is not None:
             self._files = _inodes(store)
-            runtime.Thread(target=self._run, name="part-watch", daemon=True).start()
+            self._thread = runtime.Thread(target=self._run, name="part-watch", daemon=True)
+            self._thread.start()
 
     def _run(self) -> None:
         while not self._closed.wait(LOOK_S):
@@ -66,6 +70,8 @@ class PartWatch:
 
     def close(self) -> None:
         self._closed.set()
+        if self._thread is not None:
+            self._thread.join(CLOSE_S)
 
 
 def _inodes(store: ExpertStore) -> list[int]:

@@ -57,8 +57,14 @@ class Road:
 
 
 def fewest(roads: list[list[str]]) -> list[str]:
-    """Of several times the same work: other threads do theirs beside it now and then."""
+    """The shortest of many."""
     return min(roads, key=len)
+
+
+def in_all(roads: list[list[str]]) -> list[str]:
+    """The files of the same work, done several times: what other threads do beside it now and then is not in all."""
+    first, *others = roads
+    return [file for file in first if all(file in road for road in others)]
 
 
 def between(

@@ -208,4 +208,4 @@ class WorkerDesk:
             worker.close()
         names = [w.name for w in self.workers]
         left = [t.name for t in threading.enumerate() if t.name.split("-")[0] in names]
-        assert left == []
+        assert not left, left
