@@ -148,6 +148,17 @@ def main_node(kit, address: str, session: str) -> PeerHandler:
     return peer
 
 
+def patient_main_node(kit, address: str, session: str) -> PeerHandler:
+    """Tries again if it is refused: a machine that is busy takes longer to notice that the first one is silent."""
+    end = time.monotonic() + WAIT_S
+    while True:
+        try:
+            return main_node(kit, address, session)
+        except OtherMainNodeError:
+            if time.monotonic() > end:
+                raise
+
+
 def echoes(peer: PeerHandler) -> bool:
     return isinstance(peer.ask(Echo(1), Echo, WAIT_S), Echo)
 
@@ -190,4 +201,4 @@ def test_a_second_main_node_is_let_in_when_the_first_has_fallen_silent(kit, serv
         first = main_node(kit, relay.address, "the first")
         assert echoes(first)
         relay.cut()
-        assert echoes(main_node(kit, server.address, "the second"))
+        assert echoes(patient_main_node(kit, server.address, "the second"))
