@@ -8,9 +8,11 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -45,6 +47,7 @@ from wire.rpc.server import GrpcServer
 from worker_node.form_choice import FormChoice
 from worker_node.loaders.disk import DiskLoader
 from worker_node.node import Worker
+from worker_node.part_keeper import PartKeeper
 
 pytestmark = pytest.mark.timeout(120)
 START_S, COPY_WAIT_S = 1.5, 0.3
@@ -260,3 +263,24 @@ def test_a_damaged_source_and_a_worker_without_room_are_named_and_the_rest_is_co
     assert re.search(r"worker 0 takes no copy of expert \d+ of layer \d+: DoesNotFitError: .* has 0.00 GB free", said)
     assert cluster.workers[0].store.held == ExpertStore.open(cluster.workers[0].store.path).held
     assert len(cluster.workers[0].store.held or ()) == 32
+
+
+def test_three_quarters_of_the_time_nothing_is_copied(
+    soon: None, monkeypatch: pytest.MonkeyPatch, parted_of: MakeCluster, demo_store: Any
+) -> None:
+    """A disk that takes `slow_s` for a piece has three times as long for loads before the next."""
+    slow_s, write = 0.05, PartKeeper._write
+    began: list[tuple[int, int, float]] = []
+
+    def slowly(self: PartKeeper, message: w.Keep) -> None:
+        began.append((message.layer, message.expert, time.monotonic()))
+        time.sleep(slow_s)
+        write(self, message)
+
+    monkeypatch.setattr(PartKeeper, "_write", slowly)
+    cluster = parted_of(replicated(demo_store("float32"), 2), replicas=2)
+    cluster.lose(1)
+    wait_until(lambda: len(began) >= 7)
+    gaps = [at - before for (*one, before), (*other, at) in pairwise(began) if one == other]
+    assert len(gaps) >= 4
+    assert min(gaps) >= 4 * slow_s
