@@ -20,7 +20,7 @@ MAX_ENCODED_BYTES = MAX_MESSAGE_BYTES + 64 * 1024
 """Room for `MAX_MESSAGE_BYTES` of tensors and a message's other fields."""
 
 KEEP_BYTES = 1 << 20
-"""Most bytes of an expert in one `Keep`: rows for the worker wait as long as these take, 8 ms at 1 Gbit/s."""
+"""Most bytes of an expert in one `Keep`: rows for the worker may wait as long as these take, 8 ms at 1 Gbit/s."""
 
 DTYPE_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "int64": 8, "int32": 4, "uint8": 1}
 """The dtypes a tensor on the wire may have, and their size."""

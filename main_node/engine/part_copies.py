@@ -17,7 +17,7 @@ from scheduler.errors import CorruptStoreError, StoreError
 from scheduler.held import experts_of
 from scheduler.one_line import one_line
 from scheduler.part_copies import Copy, Holdings
-from scheduler.types import ExpertId
+from scheduler.types import PAGE, ExpertId
 from wire import messages as w
 from wire import runtime
 
@@ -25,6 +25,8 @@ WAIT_S = 60.0
 """A lost worker may come back for so long, before its experts are copied. Ray starts one again in 10 to 30 s."""
 LOOK_S = 5.0
 """Between two looks whether experts lack holders."""
+PIECE_S, LEAST_BYTES = 0.01, 1 << 16
+"""Pieces are as long as a link and a disk take for in that time, and at least that: so long rows may have to wait."""
 REST = 3.0
 """After each piece, this multiple of the time that it took: link and disks are left to requests for the rest."""
 ANSWER_S = 60.0
@@ -50,6 +52,8 @@ class PartCopies:
         self._asked: tuple[int, int, runtime.SimpleQueue[w.Kept | None]] | None = None
         """The worker that writes a piece, the piece's number, and where the answer goes; None where it was lost."""
         self._number = 0
+        self._length = LEAST_BYTES
+        """Of the next piece."""
         self._said: set[str] = set()
         self._closed = runtime.Event()
         self._thread = runtime.Thread(target=self._run, name="odmoe-copies", daemon=True)
@@ -126,7 +130,9 @@ class PartCopies:
                         self._refused[copy.worker] = runtime.monotonic()
                 if error is not None:
                     return False
-                if not piece.last and self._closed.wait(REST * (runtime.monotonic() - began)):
+                took_s = max(runtime.monotonic() - began, 1e-6)
+                self._length = self._next_length(len(piece.data) * PIECE_S / took_s)
+                if self._closed.wait(REST * took_s):
                     return False
         except (StoreError, OSError) as error:
             self._say(f"{what} cannot be copied to other workers: {error}")
@@ -134,6 +140,11 @@ class PartCopies:
                 self._holdings.drop(copy.expert)
             return False
         return True
+
+    def _next_length(self, nbytes: float) -> int:
+        """Whole pages of about so many bytes. It at most doubles: one quick piece says little."""
+        wanted = min(nbytes, 2 * self._length, w.KEEP_BYTES)
+        return max(int(wanted), LEAST_BYTES) // PAGE * PAGE
 
     def _put(self, worker: int, piece: w.Keep) -> str | None:
         """Send a piece, and wait until it is written. None then; the error in words, or nothing for a lost worker."""
@@ -162,17 +173,19 @@ class PartCopies:
             path, blob = self._store.locate(*expert, form)
             file, total = open_direct(path, os.O_RDONLY), RunningChecksum()
             try:
-                for offset in range(0, blob.length, w.KEEP_BYTES):
-                    length = min(w.KEEP_BYTES, blob.length - offset)
+                offset = 0
+                while offset < blob.length:
+                    length = min(self._length, blob.length - offset)
                     data = bytes(read_at(file, blob.offset + offset, length, buffer).numpy().data)
                     total.add(data)
                     ends = offset + length == blob.length
-                    if ends and total.hex() != blob.checksum:
+                    if len(data) < length or (ends and total.hex() != blob.checksum):
                         raise CorruptStoreError(
                             f"it fails its checksum in {path} of the main node; make that store again"
                         )
                     self._number += 1
                     yield w.Keep(self._number, *expert, form, offset, data, ends and form == forms[-1])
+                    offset += length
             finally:
                 os.close(file)
 
