@@ -6,6 +6,7 @@ A part has no dense files: a worker reads none of them. What was written counts 
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -85,6 +86,14 @@ def write_part(
             f"the part {target} of a store cannot be written: {error.strerror}; make room, or choose another place"
         ) from error
     return ExpertStore.open(target)
+
+
+def name_held(folder: Path, experts: frozenset[ExpertId]) -> None:
+    """Let the list of a part name these experts, in one step; what else it says stays. Raises OSError, ValueError."""
+    where, draft = folder / HELD, folder / f".{HELD}.draft"
+    write_synced(draft, json.dumps(json.loads(where.read_text()) | json.loads(held_text(experts))))
+    draft.replace(where)
+    sync_directory(folder)
 
 
 def _same_part(

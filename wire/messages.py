@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-PROTOCOL_VERSION = 13
+PROTOCOL_VERSION = 14
 """Both ends of a stream must speak the same version."""
 
 MAX_MESSAGE_BYTES = 64 * 1024 * 1024
@@ -18,6 +18,9 @@ MAX_MESSAGE_BYTES = 64 * 1024 * 1024
 
 MAX_ENCODED_BYTES = MAX_MESSAGE_BYTES + 64 * 1024
 """Room for `MAX_MESSAGE_BYTES` of tensors and a message's other fields."""
+
+KEEP_BYTES = 1 << 20
+"""Most bytes of an expert in one `Keep`: rows for the worker may wait as long as these take, 8 ms at 1 Gbit/s."""
 
 DTYPE_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "int64": 8, "int32": 4, "uint8": 1}
 """The dtypes a tensor on the wire may have, and their size."""
@@ -153,6 +156,25 @@ class Compute:
     without the others. Empty: all are of one pass."""
 
 
+@dataclass(frozen=True, slots=True)
+class Keep:
+    """Write bytes of an expert to the part of the store on the worker's disk. Answered by `Kept`.
+
+    An expert's bytes come in order, all of one form, then all of the next. With its last ones the worker compares them
+    with its store's checksums, and holds the expert from then on.
+    """
+
+    number: int
+    layer: int
+    expert: int
+    form: str
+    offset: int
+    """Of `data` in the expert's bytes of this form; 0 begins the form anew."""
+    data: bytes
+    last: bool
+    """Nothing of any form follows."""
+
+
 # --- worker -> main node ---------------------------------------------------------------------------------------
 
 
@@ -215,6 +237,15 @@ class HostShrunk:
     """The machine ran short of memory: only the first `host_slots` host slots are left."""
 
     host_slots: int
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """Answer to `Keep`: the bytes are written, and after the last ones the expert is held; or why not."""
+
+    number: int
+    error: str = ""
+    """Class and text of the error; the expert has to come again from its beginning. Empty: none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -404,9 +435,20 @@ class ShadowUsage:
     device_bytes_max: int
 
 
-ToWorker = Hello | Load | Evict | Compute | AskUsage | AskTrace | Echo | Beat | Bundle
+ToWorker = Hello | Load | Evict | Compute | Keep | AskUsage | AskTrace | Echo | Beat | Bundle
 FromWorker = (
-    WorkerReady | Held | Loaded | Computed | WorkerUsage | HostShrunk | TraceRecords | Failed | Echo | Beat | Bundle
+    WorkerReady
+    | Held
+    | Kept
+    | Loaded
+    | Computed
+    | WorkerUsage
+    | HostShrunk
+    | TraceRecords
+    | Failed
+    | Echo
+    | Beat
+    | Bundle
 )
 ToShadow = Hello | OpenRequest | Align | CloseRequest | AskUsage | AskTrace | Echo | Beat
 FromShadow = ShadowReady | Prediction | ShadowProgress | Draft | ShadowUsage | TraceRecords | Failed | Echo | Beat

@@ -8,13 +8,14 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class ToWorker(_message.Message):
-    __slots__ = ("hello", "load", "evict", "compute", "ask_usage", "ask_trace", "echo", "beat", "bundle", "stamp")
+    __slots__ = ("hello", "load", "evict", "compute", "ask_usage", "ask_trace", "keep", "echo", "beat", "bundle", "stamp")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     LOAD_FIELD_NUMBER: _ClassVar[int]
     EVICT_FIELD_NUMBER: _ClassVar[int]
     COMPUTE_FIELD_NUMBER: _ClassVar[int]
     ASK_USAGE_FIELD_NUMBER: _ClassVar[int]
     ASK_TRACE_FIELD_NUMBER: _ClassVar[int]
+    KEEP_FIELD_NUMBER: _ClassVar[int]
     ECHO_FIELD_NUMBER: _ClassVar[int]
     BEAT_FIELD_NUMBER: _ClassVar[int]
     BUNDLE_FIELD_NUMBER: _ClassVar[int]
@@ -25,14 +26,15 @@ class ToWorker(_message.Message):
     compute: Compute
     ask_usage: AskUsage
     ask_trace: AskTrace
+    keep: Keep
     echo: Echo
     beat: Beat
     bundle: Bundle
     stamp: Stamp
-    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., load: _Optional[_Union[Load, _Mapping]] = ..., evict: _Optional[_Union[Evict, _Mapping]] = ..., compute: _Optional[_Union[Compute, _Mapping]] = ..., ask_usage: _Optional[_Union[AskUsage, _Mapping]] = ..., ask_trace: _Optional[_Union[AskTrace, _Mapping]] = ..., echo: _Optional[_Union[Echo, _Mapping]] = ..., beat: _Optional[_Union[Beat, _Mapping]] = ..., bundle: _Optional[_Union[Bundle, _Mapping]] = ..., stamp: _Optional[_Union[Stamp, _Mapping]] = ...) -> None: ...
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., load: _Optional[_Union[Load, _Mapping]] = ..., evict: _Optional[_Union[Evict, _Mapping]] = ..., compute: _Optional[_Union[Compute, _Mapping]] = ..., ask_usage: _Optional[_Union[AskUsage, _Mapping]] = ..., ask_trace: _Optional[_Union[AskTrace, _Mapping]] = ..., keep: _Optional[_Union[Keep, _Mapping]] = ..., echo: _Optional[_Union[Echo, _Mapping]] = ..., beat: _Optional[_Union[Beat, _Mapping]] = ..., bundle: _Optional[_Union[Bundle, _Mapping]] = ..., stamp: _Optional[_Union[Stamp, _Mapping]] = ...) -> None: ...
 
 class FromWorker(_message.Message):
-    __slots__ = ("worker_ready", "loaded", "computed", "worker_usage", "failed", "trace_records", "held", "host_shrunk", "echo", "beat", "bundle", "stamp")
+    __slots__ = ("worker_ready", "loaded", "computed", "worker_usage", "failed", "trace_records", "held", "host_shrunk", "kept", "echo", "beat", "bundle", "stamp")
     WORKER_READY_FIELD_NUMBER: _ClassVar[int]
     LOADED_FIELD_NUMBER: _ClassVar[int]
     COMPUTED_FIELD_NUMBER: _ClassVar[int]
@@ -41,6 +43,7 @@ class FromWorker(_message.Message):
     TRACE_RECORDS_FIELD_NUMBER: _ClassVar[int]
     HELD_FIELD_NUMBER: _ClassVar[int]
     HOST_SHRUNK_FIELD_NUMBER: _ClassVar[int]
+    KEPT_FIELD_NUMBER: _ClassVar[int]
     ECHO_FIELD_NUMBER: _ClassVar[int]
     BEAT_FIELD_NUMBER: _ClassVar[int]
     BUNDLE_FIELD_NUMBER: _ClassVar[int]
@@ -53,11 +56,12 @@ class FromWorker(_message.Message):
     trace_records: TraceRecords
     held: Held
     host_shrunk: HostShrunk
+    kept: Kept
     echo: Echo
     beat: Beat
     bundle: Bundle
     stamp: Stamp
-    def __init__(self, worker_ready: _Optional[_Union[WorkerReady, _Mapping]] = ..., loaded: _Optional[_Union[Loaded, _Mapping]] = ..., computed: _Optional[_Union[Computed, _Mapping]] = ..., worker_usage: _Optional[_Union[WorkerUsage, _Mapping]] = ..., failed: _Optional[_Union[Failed, _Mapping]] = ..., trace_records: _Optional[_Union[TraceRecords, _Mapping]] = ..., held: _Optional[_Union[Held, _Mapping]] = ..., host_shrunk: _Optional[_Union[HostShrunk, _Mapping]] = ..., echo: _Optional[_Union[Echo, _Mapping]] = ..., beat: _Optional[_Union[Beat, _Mapping]] = ..., bundle: _Optional[_Union[Bundle, _Mapping]] = ..., stamp: _Optional[_Union[Stamp, _Mapping]] = ...) -> None: ...
+    def __init__(self, worker_ready: _Optional[_Union[WorkerReady, _Mapping]] = ..., loaded: _Optional[_Union[Loaded, _Mapping]] = ..., computed: _Optional[_Union[Computed, _Mapping]] = ..., worker_usage: _Optional[_Union[WorkerUsage, _Mapping]] = ..., failed: _Optional[_Union[Failed, _Mapping]] = ..., trace_records: _Optional[_Union[TraceRecords, _Mapping]] = ..., held: _Optional[_Union[Held, _Mapping]] = ..., host_shrunk: _Optional[_Union[HostShrunk, _Mapping]] = ..., kept: _Optional[_Union[Kept, _Mapping]] = ..., echo: _Optional[_Union[Echo, _Mapping]] = ..., beat: _Optional[_Union[Beat, _Mapping]] = ..., bundle: _Optional[_Union[Bundle, _Mapping]] = ..., stamp: _Optional[_Union[Stamp, _Mapping]] = ...) -> None: ...
 
 class ToShadow(_message.Message):
     __slots__ = ("hello", "open_request", "align", "close_request", "ask_usage", "ask_trace", "echo", "beat", "stamp")
@@ -219,6 +223,24 @@ class Compute(_message.Message):
     passes: _containers.RepeatedScalarFieldContainer[int]
     def __init__(self, call_id: _Optional[int] = ..., slot: _Optional[int] = ..., layer: _Optional[int] = ..., expert: _Optional[int] = ..., hidden: _Optional[_Union[Tensor, _Mapping]] = ..., weights: _Optional[_Union[Tensor, _Mapping]] = ..., evict: _Optional[bool] = ..., checksum: _Optional[int] = ..., passes: _Optional[_Iterable[int]] = ...) -> None: ...
 
+class Keep(_message.Message):
+    __slots__ = ("number", "layer", "expert", "form", "offset", "data", "last")
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    LAYER_FIELD_NUMBER: _ClassVar[int]
+    EXPERT_FIELD_NUMBER: _ClassVar[int]
+    FORM_FIELD_NUMBER: _ClassVar[int]
+    OFFSET_FIELD_NUMBER: _ClassVar[int]
+    DATA_FIELD_NUMBER: _ClassVar[int]
+    LAST_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    layer: int
+    expert: int
+    form: str
+    offset: int
+    data: bytes
+    last: bool
+    def __init__(self, number: _Optional[int] = ..., layer: _Optional[int] = ..., expert: _Optional[int] = ..., form: _Optional[str] = ..., offset: _Optional[int] = ..., data: _Optional[bytes] = ..., last: _Optional[bool] = ...) -> None: ...
+
 class AskUsage(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
@@ -306,6 +328,14 @@ class HostShrunk(_message.Message):
     HOST_SLOTS_FIELD_NUMBER: _ClassVar[int]
     host_slots: int
     def __init__(self, host_slots: _Optional[int] = ...) -> None: ...
+
+class Kept(_message.Message):
+    __slots__ = ("number", "error")
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    error: str
+    def __init__(self, number: _Optional[int] = ..., error: _Optional[str] = ...) -> None: ...
 
 class Loaded(_message.Message):
     __slots__ = ("load_id", "nbytes", "seconds", "checked")

@@ -29,6 +29,7 @@ from wire.messages import (
     Compute,
     Evict,
     HostShrunk,
+    Keep,
     Load,
     Loaded,
     Message,
@@ -44,6 +45,7 @@ from worker_node.measure import device_costs, host_load_s, load_bandwidth
 from worker_node.memory_watch import MemoryWatch
 from worker_node.module_cache import ModuleCache
 from worker_node.occupancy import SlotOccupancy
+from worker_node.part_keeper import PartKeeper
 from worker_node.part_watch import PartWatch
 from worker_node.restorer import Restorer
 from worker_node.session import ComputeSession
@@ -116,6 +118,7 @@ class Worker:
         self.sessions: Sessions[_Session] = Sessions()
         self._memory_watch = MemoryWatch(name, loader.tier, self.loading, self._on_shrunk) if loader.tier else None
         self._part_watch = PartWatch(store, self.sessions, self._on_cpu or loader.tier is not None)
+        self.keeper = PartKeeper(name, store, self._part_watch)
         first = 0, store.manifest.moe_layers[0], forms[0]
         call_s, row_s = self.pace.costs or device_costs(store, partial(self.run, *first))
         self.costs = (call_s + self.pace.restore_s if forms[0] else call_s), row_s
@@ -186,6 +189,7 @@ class Worker:
         return self.store.locate(*expert, form)[1].length / self.store.locate(*expert)[1].length
 
     def close(self) -> None:
+        self.keeper.close()
         self._part_watch.close()
         self.sessions.close()
         if self._memory_watch is not None:
@@ -244,6 +248,8 @@ class _Session(ComputeSession):
             self.on_rows(message)
             if self.admit(message):
                 self._compute(message)
+        elif isinstance(message, Keep):
+            self._worker.keeper.take(message, self.send)
         elif isinstance(message, AskUsage):
             self._loading.submit(self.send_usage)
         else:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from pathlib import Path
 from typing import Any
 
 from checkpoint.held import HELD, read_held
@@ -30,28 +31,45 @@ class PartWatch:
     def __init__(self, store: ExpertStore, sessions: Sessions[Any], loads_more: bool) -> None:
         self._store = store
         self._sessions = sessions
+        self._looking = runtime.Lock()
         self._closed = runtime.Event()
         self._said = ""
+        self._seen: tuple[int, ...] | None = None
+        """What of the list would show a change, at the last look that found it in order."""
         self._thread: runtime.Thread | None = None
         if loads_more and store.held is not None:
             self._files = _inodes(store)
             self._thread = runtime.Thread(target=self._run, name="part-watch", daemon=True)
             self._thread.start()
 
+    @property
+    def is_on(self) -> bool:
+        """Experts that come are used."""
+        return self._thread is not None
+
     def _run(self) -> None:
         while not self._closed.wait(LOOK_S):
             try:
-                held = self._read()
+                self.look()
             except (StoreError, OSError) as error:
                 if str(error) != self._said:
                     self._said = str(error)
                     _log.warning("%s; this worker goes on with the experts that it held", error)
-                continue
-            if held != self._store.held:
-                self._store.held = held
-                session = self._sessions.served
-                if session is not None:
-                    session.send_held()
+
+    def look(self) -> None:
+        """Once, from any thread; a list that has not changed is not read. Raises StoreError, OSError."""
+        with self._looking:
+            stamp = _stamp(self._store.path / HELD)
+            if stamp == self._seen and stamp is not None:
+                return
+            held = self._read()
+            self._seen = stamp
+            if held == self._store.held:
+                return
+            self._store.held = held
+            session = self._sessions.served
+            if session is not None:
+                session.send_held()
 
     def _read(self) -> frozenset[ExpertId]:
         """What the store holds now. Raises StoreError, OSError."""
@@ -60,18 +78,28 @@ class PartWatch:
         if held is None or not held >= before:
             found = "gone" if held is None else f"without {len(before - held)} experts that were there"
             raise CorruptStoreError(f"{folder / HELD} is {found}; copy the store to this host again")
-        if held > before and not self._is_same():
-            raise StoreMismatchError(f"{folder} is another store than this worker opened; start the worker again")
+        if held > before:
+            self.check_same()
         return held
 
-    def _is_same(self) -> bool:
+    def check_same(self) -> None:
+        """Raises StoreError unless these are the files that were opened."""
         store = self._store
-        return _inodes(store) == self._files and ExpertStore.open(store.path).manifest == store.manifest
+        if _inodes(store) != self._files or ExpertStore.open(store.path).manifest != store.manifest:
+            raise StoreMismatchError(f"{store.path} is another store than this worker opened; start the worker again")
 
     def close(self) -> None:
         self._closed.set()
         if self._thread is not None:
             self._thread.join(CLOSE_S)
+
+
+def _stamp(file: Path) -> tuple[int, ...] | None:
+    try:
+        found = file.stat()
+    except FileNotFoundError:
+        return None
+    return found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
 
 
 def _inodes(store: ExpertStore) -> list[int]:

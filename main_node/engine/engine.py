@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
+from checkpoint.store import ExpertStore
 from main_node.activity import Activity
 from main_node.checks.verification import Verification
 from main_node.engine.activity_watch import ActivityWatch
@@ -14,6 +15,7 @@ from main_node.engine.deadlines import Deadlines
 from main_node.engine.layer import LayersInFlight, LayerWork, compute_message
 from main_node.engine.output_checks import OutputChecks
 from main_node.engine.pace import Pace, RealPace
+from main_node.engine.part_copies import PartCopies
 from main_node.engine.peer import held_of, prediction_of
 from main_node.engine.peers import Peers
 from main_node.engine.sequence import shadow_messages
@@ -85,6 +87,7 @@ class Engine:
         self._verification = verification
         self.checks = OutputChecks(self._requests, self.peers, self._changed, self._withdraw, verification)
         self.deadlines = Deadlines(self, self._lock, waits.worker_s, waits.shadow_s, waits.answer_s)
+        self.copies: PartCopies | None = None
         self._observers: list[Observer] = [self.deadlines, self.pace]
         self._activity = ActivityWatch(core, self._end_activity)
         if hello.trace:
@@ -101,6 +104,13 @@ class Engine:
         """Before the first event."""
         self._observers.append(observer)
 
+    def keep_replicas(self, store: ExpertStore, replicas: int, start_s: float) -> None:
+        """Copy experts of the main node's store to workers with parts, whenever fewer than `replicas` hold them. Call
+        it before the first event. Not in emulated time, which counts each message. `start_s`: see `PartCopies`."""
+        if not self.pace.profile_name:
+            self.copies = PartCopies(self.peers, self._lock, store, replicas, start_s)
+            self.add_observer(self.copies)
+
     # --- what the peers say -------------------------------------------------------------------------------------
 
     def from_worker(self, number: int, message: w.Message) -> None:
@@ -114,6 +124,8 @@ class Engine:
             self.post(t.LoadEnded(message.load_id, message.nbytes))
         elif isinstance(message, w.Held):
             self.post(t.HoldingsChanged(number, held_of(message)))
+        elif isinstance(message, w.Kept) and self.copies is not None:
+            self.copies.on_kept(number, message)
         elif isinstance(message, w.HostShrunk):
             self.post(t.HostMemoryShrunk(number, message.host_slots))
         elif not isinstance(message, w.Failed):
@@ -453,6 +465,8 @@ class Engine:
 
     def close(self) -> None:
         """End every stream, and take no new one. A request that still waits for a worker fails."""
+        if self.copies is not None:
+            self.copies.close()
         self.peers.close()
         self._to_shadow.close()
         if self._verification.arbiter is not None:

@@ -176,8 +176,8 @@ class Roster:
 
 
 class Membership:
-    """Losses and returns of nodes as lines of text, numbered from 1, for clients that watch their answers. Thread-safe;
-    nothing here waits."""
+    """Losses and returns of nodes, and copies of experts after them: lines of text, numbered from 1, for clients that
+    watch their answers. Thread-safe; nothing here waits."""
 
     def __init__(self) -> None:
         self._lock = runtime.Lock()
@@ -187,16 +187,16 @@ class Membership:
     def on_lost(self, name: str, why: str, workers: int) -> None:
         """`name`: of the node, as `worker 1` or `shadow`. `workers`: those that are left."""
         if name == "shadow":
-            self._add(f"the shadow is lost, tokens take longer without its predictions: {why}")
+            self.add(f"the shadow is lost, tokens take longer without its predictions: {why}")
         elif workers:
-            self._add(f"{name} is lost, {workers} left: {why}")
+            self.add(f"{name} is lost, {workers} left: {why}")
         else:
-            self._add(f"{name} is lost, none left; answers wait for one (--worker-wait): {why}")
+            self.add(f"{name} is lost, none left; answers wait for one (--worker-wait): {why}")
 
     def on_returned(self, name: str) -> None:
-        self._add(f"{'the ' * (name == 'shadow')}{name} is back")
+        self.add(f"{'the ' * (name == 'shadow')}{name} is back")
 
-    def _add(self, line: str) -> None:
+    def add(self, line: str) -> None:
         with self._lock:
             self._lines.append(line)
             self._count += 1

@@ -172,16 +172,18 @@ def advise_from_settings(
     SimulationError."""
     settings.check_together()
     base = find_profile(settings.profile if settings.is_given("profile") else HOME_PROFILE)
+    replicas: int | None = None
     if settings.cluster is None:
         machines = parse_machines(settings.machine, base)
     else:
-        hosts = [host.name for host in read_cluster_file(Path(settings.cluster)).hosts]
-        machines = machines_of_hosts(settings.machine, hosts, base)
+        cluster = read_cluster_file(Path(settings.cluster))
+        machines = machines_of_hosts(settings.machine, [host.name for host in cluster.hosts], base)
+        replicas = cluster.replicas
     found = read_config(settings.model)
     with _processes() as each:
         with status() as say:
             say("counting the model's parameters")
-            home = Home(base, _model(settings, found, aligned=False), machines, settings.kv_memory)
+            home = Home(base, _model(settings, found, aligned=False), machines, settings.kv_memory, replicas)
             say("simulating layouts")
             advice = advise(home, each)
         on_advice(advice)

@@ -14,7 +14,7 @@ from checkpoint.hub import find_model
 from checkpoint.manifest import MANIFEST
 from checkpoint.sharding.source import open_source
 from odmoe.clusters.host_place import check_host_place
-from odmoe.machines.cluster_file import ClusterFile, read_cluster_file
+from odmoe.machines.cluster_file import ClusterFile, Host, read_cluster_file
 from odmoe.machines.head import Head
 from odmoe.machines.home import cluster_dir, cluster_id, only_one, write_token
 from odmoe.machines.owners.claims import Claims
@@ -227,7 +227,7 @@ class _BringUp:
         replicas = self._cluster.replicas
         if replicas is not None:
             self._parts = plan_parts(opened, self._cluster.hosts_of("worker_node"), facts, replicas, SPARE)
-        self._give_up(self._check_hosts(facts, store), "without room for the store")
+        self._give_up(self._check_hosts(facts, store), "cannot be given the store")
         return store
 
     def _push_store(self, facts: dict[str, Facts], store: Path) -> None:
@@ -248,9 +248,20 @@ class _BringUp:
             size = parts.bytes_after(host.address, found) if parts and host.role == "worker_node" else whole
             try:
                 check(host, found, replace(self._wanted, store=(store.name, digest, size)))
+                self._check_use(host, found, store.name)
             except HostError as error:
                 bad[host.address] = error
         return bad
+
+    def _check_use(self, host: Host, found: Facts, name: str) -> None:
+        """A store that would be made anew is not taken from nodes that read it: they would not read the new one. Raises
+        HostError."""
+        fault, owner = (found["stores"].get(name) or {}).get("fault"), found.get("owner") or {}
+        if fault and owner.get("id") == self._id and owner["held"] and name in owner.get("stores", [name]):
+            raise HostError(
+                f"{host.name} ({host.address}): its store {name} is damaged ({fault}), and {owner['held']}; odmoe down "
+                f"{self._cluster.path} ends that, then odmoe up replaces the store"
+            )
 
     def _ray(self, facts: dict[str, Facts], until: float) -> None:
         """`ray up`, unless Ray runs on every host with this very code."""

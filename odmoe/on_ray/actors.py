@@ -18,7 +18,7 @@ from odmoe.clusters.credentials import credentials
 from odmoe.clusters.process import prefer_as_victim
 from odmoe.on_ray.answers import Answers
 from odmoe.on_ray.node_actor import NodeProcess, own_host
-from odmoe.on_ray.seats import group_size, hosts_of_launcher
+from odmoe.on_ray.seats import group_size, hosts_of_launcher, replicas_of_launcher
 from odmoe.settings.declarations import ROLES
 from odmoe.settings.settings import Settings
 from odmoe.stores import open_verified
@@ -105,6 +105,9 @@ class Main(NodeProcess):
         configuration = configure(self._settings, store)
         self._recorder = make_recorder(self._settings, store, configuration)
         engine = make_engine(self._settings, store, configuration, emulation, self._recorder)
+        replicas = replicas_of_launcher() if self._settings.uses_existing_ray else None
+        if replicas is not None:
+            engine.keep_replicas(store, replicas, self._settings.launch_s)
         # The devices that were chosen here are no part of what the cluster serves with.
         own = _of_main_host(self._settings, hosts)
         alone = own.uses_existing_ray

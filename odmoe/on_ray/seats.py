@@ -67,13 +67,24 @@ def group_size(hosts: Iterable[Host]) -> int | None:
 
 
 def hosts_of_launcher(file: Path | None = None) -> dict[str, Host]:
-    """The hosts of the cluster file with which this cluster was launched, by address; empty if there was none.
-
-    They come from the configuration that Ray's launcher leaves on the head.
-    """
-    file = file or Path.home() / "ray_bootstrap_config.yaml"
+    """The hosts of the cluster file with which this cluster was launched, by address; empty if there was none."""
     try:
-        found = read_yaml(file, str(file))
-        return {host.address: host for host in read_hosts(found["provider"]["hosts"], str(file))}
+        return {host.address: host for host in read_hosts(_provider(file)["hosts"], str(file))}
     except (KeyError, TypeError, ConfigError):
         return {}
+
+
+def replicas_of_launcher(file: Path | None = None) -> int | None:
+    """How many workers are to hold each expert, by that file; None if it says nothing."""
+    try:
+        found = _provider(file).get("replicas")
+    except (KeyError, TypeError, ConfigError):
+        return None
+    return found if isinstance(found, int) else None
+
+
+def _provider(file: Path | None) -> dict[str, Any]:
+    """The provider block in the configuration that Ray's launcher leaves on the head. Raises KeyError, TypeError,
+    ConfigError."""
+    file = file or Path.home() / "ray_bootstrap_config.yaml"
+    return dict(read_yaml(file, str(file))["provider"])

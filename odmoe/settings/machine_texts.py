@@ -32,6 +32,7 @@ _KEYS: dict[str, tuple[Callable[[Any], float], str]] = {
     "net": (parse_link, LINK),
     "gpu": (parse_bytes, SIZE),
     "gpu-memory": (parse_rate, RATE),
+    "disk-free": (parse_bytes, SIZE),
 }
 
 
@@ -79,11 +80,11 @@ def _machines(text: str, base: Profile) -> list[Machine]:
     memory = given.get("memory", memory)
     if "cores" in given:
         memory = min(memory, given["cores"] * CORE_RATE)
-    gpu = {key.replace("-", "_"): given[key] for key in ("gpu", "gpu-memory") if key in given}
-    if "gpu_memory" in gpu and "gpu" not in gpu:
+    more = {key.replace("-", "_"): given[key] for key in ("gpu", "gpu-memory", "disk-free") if key in given}
+    if "gpu_memory" in more and "gpu" not in more:
         raise ConfigError(f"--machine {name} has gpu-memory and no gpu; give its size, as gpu=8GB")
     kind = (given["ram"], given.get("disk", disk), memory, given.get("net", link))
-    return [Machine(name if count == 1 else f"{name} {number}", *kind, **gpu) for number in range(1, count + 1)]
+    return [Machine(name if count == 1 else f"{name} {number}", *kind, **more) for number in range(1, count + 1)]
 
 
 def _value(text: str, part: str) -> tuple[str, float]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from scheduler.planning.machines import ALL, Layout, Machine, Place
+from scheduler.planning.machines import ALL, Layout, Machine, Place, Seat
 from scheduler.planning.scaling import Hardware, Policy, Setup, scale_profile
 from scheduler.simulation.route_model import ROUTE_MODELS
 from scheduler.simulation.scenario import OwnTimes, Scenario
@@ -33,9 +33,9 @@ def speed(base: Profile, layout: Layout, routes: str) -> float:
     count = min(model.layers, _SHADOWED_LAYERS if layout.shadow else max(_LAYERS, _EXPERTS // model.experts))
     warming = 0 if kept_all else min(math.ceil(2 * model.experts / model.top_k), _MOST_WARMING)
     part = count / model.layers
-    seats = tuple(one._replace(slots=max(1, int(one.slots * part + 0.5))) for one in seats)
+    seats = tuple(_scaled(one, part) for one in seats)
     if kept_all:
-        seats = tuple(one._replace(load_s=0.0) for one in seats)
+        seats = tuple(one._replace(load_s=0.0, host_slots=None) for one in seats)
     scenario = Scenario(
         replace(profile, layers=count, load_s=0.0 if kept_all else profile.load_s, load_piece_s=0.0),
         prompt_tokens=1,
@@ -43,6 +43,7 @@ def speed(base: Profile, layout: Layout, routes: str) -> float:
         tokens=1 + warming + _MEASURED,
         workers=len(seats),
         uneven=seats,
+        replicas=layout.replicas if layout.replicas is None else min(layout.replicas, len(seats)),
         group_size=min(model.top_k, len(seats)),
         system=layout.system,
         route_model=ROUTE_MODELS[routes],
@@ -52,6 +53,12 @@ def speed(base: Profile, layout: Layout, routes: str) -> float:
     return _MEASURED / (found[-1] - found[-1 - _MEASURED]) * part
 
 
+def _scaled(own: OwnTimes, part: float) -> OwnTimes:
+    """With that part of its slots."""
+    held = None if own.host_slots is None else int(own.host_slots * part + 0.5)
+    return own._replace(slots=max(1, int(own.slots * part + 0.5)), host_slots=held)
+
+
 def guess(base: Profile, layout: Layout) -> float:
     """Tokens/s by arithmetic, to order layouts before they are simulated: the most popular experts are cached, a
     layer's loads are spread evenly, and a shadow hides half of them."""
@@ -59,9 +66,11 @@ def guess(base: Profile, layout: Layout) -> float:
     cached = min(1.0, layout.slots / layout.experts)
     hits = (1 - math.exp(-_SKEW * cached)) / (1 - math.exp(-_SKEW)) if layout.keeps != "none" else 0.0
     missing = (1 - hits) * top_k * (0.5 if layout.shadow else 1.0)
-    load_s = 1 / sum(1 / seat.load_s for seat in seats)
+    in_memory = min(1.0, sum(seat.host_slots or 0 for seat in seats) / layout.experts)
+    loads = [seat.load_s + (1 - in_memory) * seat.disk_load_s for seat in seats]
+    load_s = 1 / sum(1 / one for one in loads)
     compute_s = 1 / sum(1 / seat.expert_s for seat in seats)
-    slowest = max(seat.load_s for seat in seats)
+    slowest = max(loads)
     way_s = max(profile.hop_s, top_k * profile.hidden_bytes * 8 / profile.link_bits_per_s)
     layer_s = profile.main_layer_s + 2 * way_s + max(min(s.expert_s for s in seats), top_k * compute_s)
     return 1 / (layout.model.layers * (layer_s + max(missing * load_s, min(missing, 1.0) * slowest)))
@@ -90,8 +99,16 @@ def _own_times(base: Profile, layout: Layout) -> tuple[OwnTimes, ...]:
         if kind not in times:
             one = profile_of(base, replace(layout, seats=(seat,)))
             times[kind] = OwnTimes(seat.slots, one.load_s, one.expert_s)
-        found.append(times[kind]._replace(slots=seat.slots))
+        found.append(_of_seat(times[kind], seat, layout))
     return tuple(found)
+
+
+def _of_seat(times: OwnTimes, seat: Seat, layout: Layout) -> OwnTimes:
+    """With its slots. An expert for a GPU that is not in host memory is read to there first."""
+    if not seat.place.on_gpu or seat.host_slots >= layout.experts:
+        return times._replace(slots=seat.slots)
+    disk_s = layout.model.expert_bytes / seat.place.machine.disk
+    return times._replace(slots=seat.slots, host_slots=seat.host_slots, disk_load_s=disk_s)
 
 
 def _expert_s(scaled_s: float, model: ModelSize, place: Place) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
@@ -12,6 +13,7 @@ from scheduler.planning.machines import (
     CACHE,
     GPU_RATE,
     GPU_RESERVE,
+    REPLICAS,
     Layout,
     Machine,
     layouts,
@@ -46,6 +48,8 @@ class Home:
     machines: tuple[Machine, ...]
     kept: int = 0
     """Bytes of the main node for KV caches of earlier prompts."""
+    replicas: int | None = None
+    """How many workers have each expert on their disks; None: that is to be said."""
 
 
 class Improvement(NamedTuple):
@@ -98,7 +102,7 @@ def _simulate(trial: _Trial) -> float:
 
 def advise(home: Home, each: Each = map) -> MachineAdvice:
     """The fastest of the layouts that fit, with the eviction that suits it. Of those as fast within 2 %, the one with
-    fewest machines, and lrfu. Raises DoesNotFitError, ConfigError."""
+    fewest machines, and lrfu, and parts of the store. Raises DoesNotFitError, ConfigError."""
     found = _ranked(home)
     one = [layout for layout in found if len(layout.machines) == 1][:1]
     tried = list(dict.fromkeys([*found[:_SIMULATED], *one]))
@@ -106,6 +110,9 @@ def advise(home: Home, each: Each = map) -> MachineAdvice:
     best = _best(rates)
     if best.keeps == CACHE:
         rates |= _rates(home, [replace(best, eviction=name) for name in EVICTIONS], each)
+        best = _best({layout: rate for layout, rate in rates.items() if layout.machines == best.machines})
+    if home.replicas is None and best.replicas is None and len(best.parted) > REPLICAS:
+        rates |= _rates(home, [replace(best, replicas=REPLICAS)], each)
         best = _best({layout: rate for layout, rate in rates.items() if layout.machines == best.machines})
     ends = [_Trial(home.base, best.at_rates(LEAST_RATES), LEAST_ROUTES), _Trial(home.base, best, MOST_ROUTES)]
     least, most = each(_simulate, ends)
@@ -120,9 +127,10 @@ def _rates(home: Home, chosen: Sequence[Layout], each: Each) -> dict[Layout, flo
 
 
 def _best(rates: dict[Layout, float]) -> Layout:
-    """The first of those with fewest machines among the fastest."""
+    """The first of those with fewest machines, and with parts of the store, among the fastest."""
     enough = max(rates.values()) / _GAIN
-    return min((one for one in rates if rates[one] >= enough), key=lambda layout: len(layout.machines))
+    fast = (one for one in rates if rates[one] >= enough)
+    return min(fast, key=lambda layout: (len(layout.machines), layout.replicas is None))
 
 
 def improve(advice: MachineAdvice, each: Each = map) -> list[Improvement]:
@@ -140,7 +148,7 @@ def improve(advice: MachineAdvice, each: Each = map) -> list[Improvement]:
 
 def _ranked(home: Home) -> list[Layout]:
     """Best guess first. Raises DoesNotFitError."""
-    found = layouts(home.model, home.machines, home.kept)
+    found = layouts(home.model, home.machines, home.kept, home.replicas)
     if not found:
         raise DoesNotFitError(_no_room(home))
     return sorted(found, key=lambda layout: -guess(home.base, layout))
@@ -148,6 +156,13 @@ def _ranked(home: Home) -> list[Layout]:
 
 def _no_room(home: Home) -> str:
     model, most = home.model, max(home.machines, key=lambda one: max(one.room, one.gpu_room))
+    if layouts(model, [replace(one, disk_free=math.inf) for one in home.machines], home.kept, home.replicas):
+        whole, largest = model.store_bytes + model.dense_bytes, max(home.machines, key=lambda one: one.disk_free)
+        return (
+            f"{model.name} does not fit: the main node's disk has the whole store, {size_text(whole)}, and the others' "
+            f"parts of it; {largest.name} has {size_text(largest.disk_free)} free; give one more disk, or take experts "
+            "in fewer bits (--experts int4)"
+        )
     needed, has = main_bytes(model, home.kept), max(most.room, most.gpu_room, 0)
     if needed > has:
         fewer = "" if model.dense_saved else ", keep the dense part in few bits (--dense int4)"

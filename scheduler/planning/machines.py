@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
@@ -34,6 +35,8 @@ GPU_RATE = 270e9
 
 ALL, CACHE, NONE = "all", "cache", "none"
 """How a layout keeps experts: each in a slot of its own, in a cache, or not beyond their use."""
+REPLICAS = 2
+"""Workers that have each expert, of a store in parts: one may be lost."""
 _LEAST_CACHE = 4
 """Slots of a worker from which a cache may pay beside a shadow."""
 
@@ -50,6 +53,8 @@ class Machine:
     gpu: float = 0.0
     """Bytes of a GPU's memory; 0: none."""
     gpu_memory: float = GPU_RATE
+    disk_free: float = math.inf
+    """Bytes of its disk for the store."""
 
     @property
     def room(self) -> float:
@@ -84,9 +89,9 @@ class Seat:
     place: Place
     slots: int
     load_rate: float
-    """Bytes a second into a slot."""
-    host_bytes: int = 0
-    """Bytes of the store in host memory, from which it loads onto its GPU."""
+    """Bytes a second into a slot, from host memory if experts are there."""
+    host_slots: int = 0
+    """Of a GPU: experts in host memory, between disk and slots."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +108,8 @@ class Layout:
     """The residency, where experts are kept in a cache."""
     kept: int = 0
     """Bytes of the main node for KV caches of earlier prompts."""
+    replicas: int | None = None
+    """How many workers have each expert on their disks; None: all."""
 
     @property
     def machines(self) -> tuple[Machine, ...]:
@@ -110,6 +117,20 @@ class Layout:
         used = [self.main.machine, *(seat.place.machine for seat in self.seats)]
         used += [self.shadow.machine] if self.shadow else []
         return tuple(dict.fromkeys(used))
+
+    @property
+    def parted(self) -> tuple[Machine, ...]:
+        """Those whose disks may have parts of the store: workers alone. The main node and the shadow read all of it."""
+        whole = {self.main.machine, *([self.shadow.machine] if self.shadow else [])}
+        return tuple(one for one in self.machines if one not in whole)
+
+    def disk(self) -> dict[str, int]:
+        """Bytes of the store by machine."""
+        parted, experts = self.parted, self.model.store_bytes
+        found = dict.fromkeys((one.name for one in self.machines), experts + self.model.dense_bytes)
+        if self.replicas is not None:
+            found |= {one.name: -(-self.replicas * experts // len(parted)) for one in parted}
+        return found
 
     @property
     def slots(self) -> int:
@@ -161,15 +182,15 @@ class Layout:
         if self.shadow:
             found[self.shadow.machine.name]["shadow"] = shadow_bytes(self.model, self.scheme, self.shadow.rest_bytes)
         for seat in self.seats:
-            taken = worker_bytes(self.model, seat.slots) + seat.host_bytes
+            taken = worker_bytes(self.model, seat.slots) + seat.host_slots * self.model.expert_bytes
             found[seat.place.machine.name]["worker"] = taken
         return found
 
 
-def layouts(model: ModelSize, machines: Sequence[Machine], kept: int = 0) -> list[Layout]:
+def layouts(model: ModelSize, machines: Sequence[Machine], kept: int = 0, replicas: int | None = None) -> list[Layout]:
     """All that fit and may make sense, in no order: one machine or more, the roomiest first, each possible main node,
     workers on processors or GPUs, and a shadow if it is smaller than the model and has a machine beside the main
-    node's."""
+    node's. `replicas`: as in `Layout`; if not given, as many as disks have room for."""
     found: dict[Layout, None] = {}
     ranked = sorted(machines, key=lambda one: -(one.room + one.gpu_room))
     for chosen in _choices(ranked):
@@ -177,6 +198,7 @@ def layouts(model: ModelSize, machines: Sequence[Machine], kept: int = 0) -> lis
             for on_gpu in sorted({False, any(one.gpu for one in chosen)}):
                 for scheme, shadow in _shadows(model, chosen, main):
                     layout = _layout(model, chosen, main, on_gpu, (scheme, shadow), kept)
+                    layout = _on_disks(layout, replicas) if layout else None
                     found |= {layout: None} if layout else {}
     return list(found)
 
@@ -234,13 +256,26 @@ def _layout(
     return None if found is None or (at is not None and found.keeps == ALL) else found  # then it would predict nothing
 
 
+def _on_disks(layout: Layout, replicas: int | None) -> Layout | None:
+    """With those replicas; or with whole stores, and if these do not fit, with the most replicas for which disks have
+    room. None if it does not fit."""
+    most, room = len(layout.parted), {one.name: one.disk_free for one in layout.machines}
+    tried = (None, *range(min(REPLICAS, most), 0, -1)) if replicas is None else (min(replicas, most) or None,)
+    for number in tried:
+        found = replace(layout, replicas=number)
+        if all(nbytes <= room[name] for name, nbytes in found.disk().items()):
+            return found
+    return None
+
+
 def _seat(model: ModelSize, one: Machine, room: dict[tuple[Machine, bool], float], on_gpu: bool) -> Seat | None:
     """On its GPU if that is asked for and has room for an expert, else on its processor."""
     for gpu in (True, False) if on_gpu and one.gpu else (False,):
         slots = int((room[one, gpu] - workspace_bytes(model)) // model.expert_bytes)
         if slots >= 1:
-            held = model.store_bytes if gpu and room[one, False] >= model.store_bytes else 0
-            return Seat(Place(one, gpu), slots, BUS_RATE if held else min(one.disk, BUS_RATE), held)
+            held = max(0, int(room[one, False] // model.expert_bytes)) if gpu else 0
+            held = min(held, model.layers * model.experts)
+            return Seat(Place(one, gpu), slots, BUS_RATE if gpu else min(one.disk, BUS_RATE), held)
     return None
 
 

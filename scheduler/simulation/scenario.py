@@ -45,6 +45,10 @@ class OwnTimes(NamedTuple):
     slots: int
     load_s: float
     expert_s: float
+    host_slots: int | None = None
+    """As in `Scenario`."""
+    disk_load_s: float = 0.0
+    """From disk to host memory, if that is a tier."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +96,7 @@ class Scenario:
     replicas: int | None = None
     """How many workers hold each expert, of a store in parts. None: all."""
     uneven: tuple[OwnTimes, ...] = ()
-    """Of each worker, if they have different slots or times; `slots` and `speeds` are not read then."""
+    """Of each worker, if they have different slots or times; `slots`, `host_slots` and `speeds` are not read then."""
     draft: int | str = 0
     """The shadow drafts: a decode pass has as many rows as there are drafts, at most this many; `auto`: chosen live."""
 
@@ -153,6 +157,10 @@ class Scenario:
         """How many experts it has room for."""
         return self.uneven[worker].slots if self.uneven else self.slots
 
+    def host_slots_of(self, worker: int) -> int | None:
+        """Likewise in host memory."""
+        return self.uneven[worker].host_slots if self.uneven else self.host_slots
+
     @property
     def total_slots(self) -> int:
         """Of all workers."""
@@ -164,7 +172,8 @@ class Scenario:
         if self.uneven:
             own = self.uneven[worker]
             faster = own.expert_s / p.expert_s if p.expert_s else 1.0
-            return replace(p, load_s=own.load_s, expert_s=own.expert_s, expert_extra_s=p.expert_extra_s * faster)
+            p = replace(p, load_s=own.load_s, disk_load_s=own.disk_load_s)
+            return replace(p, expert_s=own.expert_s, expert_extra_s=p.expert_extra_s * faster)
         return p if not self.speeds or self.speeds[worker] == 1 else p.slow_down(1 / self.speeds[worker])
 
     def parts(self) -> list[tuple[t.HeldRange, ...] | None]:

@@ -94,7 +94,8 @@ class World:
         scenario = self._scenario
         for number, held in enumerate(scenario.parts()):
             costs, slots, own = scenario.costs_of(number), scenario.slots_of(number), scenario.profile_of(number)
-            self._workers.join(slots, costs, scenario.largest_form(costs), own, held, scenario.host_slots)
+            host_slots = scenario.host_slots_of(number)
+            self._workers.join(slots, costs, scenario.largest_form(costs), own, held, host_slots)
         if scenario.host:
             self._workers.join_host()
         if scenario.system.predictor == "sep":

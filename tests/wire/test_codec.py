@@ -75,7 +75,7 @@ def messages_of(cls):
 
 
 def test_every_message_of_the_contract_is_here():
-    assert len({cls for _, cls in KINDS}) == 25
+    assert len({cls for _, cls in KINDS}) == 27
 
 
 @pytest.mark.parametrize(("codec", "cls"), KINDS, ids=lambda value: getattr(value, "__name__", ""))

@@ -46,6 +46,7 @@ def relations_of(limits: ModelLimits) -> dict[type, Relation]:
     return {
         w.Align: align,
         w.Load: lambda message: of_layer(message.layer, message.expert),
+        w.Keep: lambda message: of_layer(message.layer, message.expert),
         w.Compute: compute,
         w.Prediction: prediction,
         w.WorkerReady: lambda message: _ready(message, limits),

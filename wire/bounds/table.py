@@ -26,7 +26,7 @@ from wire.bounds.kinds import (
     whole,
     wholes,
 )
-from wire.messages import DTYPE_BYTES, MAX_DIMS, MAX_ENCODED_BYTES, MAX_MESSAGE_BYTES
+from wire.messages import DTYPE_BYTES, KEEP_BYTES, MAX_DIMS, MAX_ENCODED_BYTES, MAX_MESSAGE_BYTES
 from wire.tracing import PART
 
 MAX_BUNDLED = 4096
@@ -117,6 +117,15 @@ def fields_of(limits: ModelLimits) -> dict[type, dict[str, Bound]]:
             "checksum": an_id,
             "passes": wholes(U32, min(context, MAX_MESSAGE_BYTES)),
         },
+        w.Keep: {
+            "number": an_id,
+            "layer": layer,
+            "expert": expert,
+            "form": name,
+            "offset": memory,
+            "data": size(KEEP_BYTES),
+            "last": flag(),
+        },
         w.AskUsage: {},
         w.AskTrace: {},
         # worker -> main node
@@ -146,6 +155,7 @@ def fields_of(limits: ModelLimits) -> dict[type, dict[str, Bound]]:
         },
         w.Held: {"in_parts": flag(), "held": held},
         w.HostShrunk: {"host_slots": whole(MAX_HOST_SLOTS)},
+        w.Kept: {"number": an_id, "error": text(MESSAGE)},
         w.Loaded: {
             "load_id": an_id,
             "nbytes": whole(limits.slot_bytes or MEMORY),

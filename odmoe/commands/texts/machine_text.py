@@ -9,7 +9,7 @@ from typing import Any
 from odmoe.commands.texts.plan_text import table, wrap
 from odmoe.terminal import megabytes
 from scheduler.planning.machine_plan import LEAST_RATES, LEAST_ROUTES, MOST_ROUTES, Improvement, MachineAdvice
-from scheduler.planning.machines import ALL, BUS_RATE, CACHE, NODE_BYTES, Layout, Machine, Place, Seat
+from scheduler.planning.machines import ALL, BUS_RATE, CACHE, NODE_BYTES, Layout, Machine, Place
 from scheduler.simulation.route_model import LIKE_TEXT
 
 _ROLES = {"main": "main node", "shadow": "shadow", "worker": "experts", "node": "processes"}
@@ -44,7 +44,11 @@ def as_dict(advice: MachineAdvice, changes: Sequence[Improvement]) -> dict[str, 
         "machines": [one.name for one in layout.machines],
         "main": _place(layout.main),
         "shadow": {**_place(layout.shadow), "scheme": layout.scheme} if layout.shadow else None,
-        "workers": [{**_place(seat.place), "slots": seat.slots} for seat in layout.seats],
+        "workers": [
+            {**_place(seat.place), "slots": seat.slots, "host_slots": seat.host_slots} for seat in layout.seats
+        ],
+        "replicas": layout.replicas,
+        "disk_bytes": layout.disk(),
         "decode_tokens_per_s": advice.tokens_per_s,
         "decode_tokens_per_s_range": [advice.least, advice.most],
         "one_machine_tokens_per_s": advice.alone[1] if advice.alone else advice.tokens_per_s,
@@ -81,6 +85,15 @@ def _answer(advice: MachineAdvice) -> Iterator[str]:
     elif layout.keeps == CACHE:
         add_up = "; the machines' caches add up" if len(layout.seats) > 1 else ""
         yield f"Memory holds {advice.cached:.0%} of the {experts} of experts, as a cache{add_up}"
+    held = sum(seat.host_slots for seat in layout.seats) / layout.experts
+    if held:
+        yield f"Beside that, host memory holds {min(held, 1.0):.0%} of them between disk and GPU"
+    if layout.replicas is not None:
+        sizes = layout.disk()
+        yield (
+            f"Let {layout.replicas} workers have each expert (replicas: {layout.replicas}): a worker's disk then needs "
+            f"{megabytes(sizes[layout.parted[0].name])} in place of {megabytes(sizes[layout.main.machine.name])}"
+        )
     yield (
         f"That takes {megabytes(advice.used_bytes)} of the {megabytes(advice.given_bytes)} given "
         f"({advice.used_bytes / advice.given_bytes:.0%})"
@@ -95,15 +108,23 @@ def _memory(advice: MachineAdvice) -> dict[str, str]:
         parts = [f"{_ROLES[role]} {megabytes(roles[role])}" for role in _ROLES if role in roles]
         parts += [f"slots: {slots[name]}"] if name in slots else []
         lines.setdefault(", ".join(parts), []).append(name)
-    return {_names(names): text for text, names in lines.items()} | {
-        "each disk": f"{megabytes(advice.layout.model.store_bytes)}: every host has the whole store"
-    }
+    return {_names(names): text for text, names in lines.items()} | {"disks": _disks(advice.layout)}
+
+
+def _disks(layout: Layout) -> str:
+    """What the store takes on them."""
+    parted = [one.name for one in layout.parted] if layout.replicas is not None else []
+    sizes = layout.disk()
+    whole = [name for name in sizes if name not in parted]
+    text = f"{_names(whole)}: {megabytes(sizes[whole[0]])}, the whole store"
+    return f"{text}; {_names(parted)}: {megabytes(sizes[parted[0]])}, a part each" if parted else text
 
 
 def _commands(advice: MachineAdvice) -> Iterator[str]:
     layout, seats = advice.layout, advice.layout.seats
     flags = " --main-device cuda" if layout.main.on_gpu else ""
-    on_gpu, held = ([seat.place.machine.name for seat in seats if of(seat)] for of in (_is_on_gpu, _is_held))
+    on_gpu = [seat.place.machine.name for seat in seats if seat.place.on_gpu]
+    held = [seat.place.machine.name for seat in seats if seat.host_slots >= layout.experts]
     flags += " --worker-device cuda" if len(on_gpu) == len(seats) else ""
     flags += " --loader cuda" if len(held) == len(seats) else ""
     flags += f" --kv-memory {layout.kept / 1e9:g}GB" if layout.kept else ""
@@ -122,19 +143,17 @@ def _commands(advice: MachineAdvice) -> Iterator[str]:
     for line, names in (("device: cuda", on_gpu), ("loader: cuda", held)):
         if 0 < len(names) < len(seats):
             yield f"and {line} of {_names(names)} alone"
-    if any(seat.place.machine == layout.main.machine for seat in seats):
+    two_roles = any(seat.place.machine == layout.main.machine for seat in seats)
+    if layout.replicas is not None and not two_roles:
+        yield f"and replicas: {layout.replicas} in its provider block"
+    elif layout.replicas is not None:
+        yield f"odmoe shard MODEL STORE --parts {len(layout.parted)} --replicas {layout.replicas}"
+        yield f"and a part to each of {_names([one.name for one in layout.parted])}, as in docs/lan.md"
+    if two_roles:
         yield (
             "A cluster file gives each role a host of its own. For a machine with two roles start Ray by hand, as in "
             'docs/running.md, with --resources=\'{"main_node": 1, "worker_node": 1}\', and give --cluster HEAD:6379'
         )
-
-
-def _is_on_gpu(seat: Seat) -> bool:
-    return seat.place.on_gpu
-
-
-def _is_held(seat: Seat) -> bool:
-    return seat.host_bytes > 0
 
 
 def assumed(advice: MachineAdvice) -> list[str]:
@@ -148,7 +167,7 @@ def assumed(advice: MachineAdvice) -> list[str]:
         f"memory: 5 % of a machine's, at least 0.4 GB, is left to its system, and {megabytes(NODE_BYTES)} to processes",
         "prefetches of lrfu-prefetch are not simulated: what they gain comes on top",
     ]
-    if any(seat.host_bytes for seat in layout.seats):
+    if any(seat.host_slots for seat in layout.seats):
         found.append(f"loads from host memory to a GPU: {BUS_RATE / 1e9:g} GB/s")
     if any(one.gpu for one in layout.machines):
         found.append("GPUs: this version has not been run on one yet (docs/devices.md)")
@@ -177,7 +196,8 @@ def _layout(layout: Layout) -> str:
     main, experts = (_device(place) for place in (layout.main, layout.seats[0].place))
     on = main if main == experts else f"{main} and {experts}"
     shadow = f", shadow {layout.scheme}" if layout.shadow else ""
-    return f"{_system(layout)} on {_many(len(layout.machines))} ({on}{shadow})"
+    parts = "" if layout.replicas is None else f", replicas: {layout.replicas}"
+    return f"{_system(layout)} on {_many(len(layout.machines))} ({on}{shadow}{parts})"
 
 
 def _device(place: Place) -> str:

@@ -83,6 +83,20 @@ def test_the_hosts_of_a_cluster_file(cli: CommandLine) -> None:
     assert set(json.loads(answer.out)["machines"]) <= {"main", "shadow", *(f"worker-{n}" for n in range(8))}
 
 
+def test_parts_of_the_store_are_said_or_follow_from_the_cluster_file(cli: CommandLine, tmp_path: Path) -> None:
+    answer = cli("plan", "-m", QWEN, "--machine", "pc x8: ram=8GB")
+    words = " ".join(answer.out.split())
+    assert "Let 2 workers have each expert (replicas: 2): a worker's disk then needs 16.57 GB in place of 61." in words
+    assert "disks pc 1: 61.06 GB, the whole store; pc 2 to 8: 16.57 GB, a part each" in words
+    assert "odmoe shard MODEL STORE --parts 7 --replicas 2" in words
+    file = tmp_path / "cluster.yaml"
+    file.write_text((ROOT / "cluster.yaml").read_text().replace("  hosts:", "  replicas: 3\n  hosts:"))
+    answer = cli("plan", "-m", QWEN, "--cluster", str(file), "--machine", "host: ram=8GB", "--json")
+    found = json.loads(answer.out)
+    assert found["replicas"] == 3
+    assert sorted(found["disk_bytes"].values())[0] == -(-3 * found["store_bytes"] // (len(found["machines"]) - 1))
+
+
 @pytest.mark.parametrize(
     ("machine", "said"),
     [

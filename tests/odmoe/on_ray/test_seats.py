@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from odmoe.machines.cluster_file import read_hosts
-from odmoe.on_ray.seats import Seat, group_size, hosts_of_launcher, seats_of_role
+from odmoe.on_ray.seats import Seat, group_size, hosts_of_launcher, replicas_of_launcher, seats_of_role
 
 
 def node(address: str, alive: bool = True, **resources: float) -> dict[str, Any]:
@@ -52,11 +52,16 @@ def test_every_unit_is_a_seat_of_its_own(hosts: list[tuple[int, int]]) -> None:
 def test_the_hosts_that_the_launcher_left(tmp_path: Path) -> None:
     file = tmp_path / "ray_bootstrap_config.yaml"
     assert hosts_of_launcher(file) == {}
+    assert replicas_of_launcher(file) is None
     hosts = {"main_node": "10.0.0.1", "worker_node": [{"host": "10.0.0.2", "slots": 3}]}
     file.write_text(yaml.safe_dump({"provider": {"hosts": hosts}}))
+    assert replicas_of_launcher(file) is None
+    file.write_text(yaml.safe_dump({"provider": {"hosts": hosts, "replicas": 2}}))
     assert hosts_of_launcher(file)["10.0.0.2"].settings == {"slots": 3}
+    assert replicas_of_launcher(file) == 2
     file.write_text("provider: [")
     assert hosts_of_launcher(file) == {}
+    assert replicas_of_launcher(file) is None
 
 
 def test_the_size_of_a_group() -> None:

@@ -122,3 +122,49 @@ def test_few_layers_stand_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_one_machine_sends_nothing() -> None:
     (alone,) = layouts(QWEN, home(QWEN, "pc: ram=16GB").machines)
     assert not profile_of(BASE, alone).is_networked
+
+
+# --- disks, and host memory below a GPU -------------------------------------------------------------------------------
+
+
+def test_parts_of_the_store_go_where_disks_are_small() -> None:
+    """The main node's disk has all of it; seven others have two copies of the experts, or one, or too little."""
+    mixtral = model("mixtral-8x7b")
+    whole, share = mixtral.store_bytes + mixtral.dense_bytes, mixtral.store_bytes / 7 / 1e9
+
+    def disks(gigabytes: float) -> dict[str, int]:
+        small = f"box x7: ram=16GB disk-free={gigabytes:.2f}GB"
+        found = advice_on(mixtral, "first: ram=16GB", small).layout
+        assert found.main.machine.name == "first"
+        assert len(found.machines) == 8
+        return found.disk()
+
+    boxes = [f"box {n}" for n in range(1, 8)]
+    assert disks(1.1 * 2 * share) == {"first": whole} | dict.fromkeys(boxes, -(-2 * mixtral.store_bytes // 7))
+    assert disks(1.1 * share) == {"first": whole} | dict.fromkeys(boxes, -(-mixtral.store_bytes // 7))
+    with pytest.raises(DoesNotFitError, match=r"the main node's disk has the whole store, 93\.\d+ GB.* 50\.00 GB free"):
+        advice_on(mixtral, "box x8: ram=16GB disk-free=50GB")
+    alone = advice_on(mixtral, "large: ram=16GB", f"box x7: ram=16GB disk-free={0.9 * share:.2f}GB")
+    assert [one.name for one in alone.layout.machines] == ["large"]
+
+
+def test_parts_are_advised_where_they_cost_no_speed() -> None:
+    found = advice_on(model("mixtral-8x7b"), "pc x8: ram=16GB")
+    assert found.layout.replicas == 2
+    whole = found.tried[replace(found.layout, replicas=None)]
+    assert found.tokens_per_s >= 0.98 * whole
+    assert advice_on(model("mixtral-8x7b"), "pc x3: ram=16GB").layout.replicas is None, "two workers have all anyway"
+
+
+def test_host_memory_below_a_gpu_is_filled_and_saves_reads() -> None:
+    """Misses take a read and a copy over the bus: 64 experts a token at most, if nothing is kept."""
+    mixtral, sizes, found = model("mixtral-8x7b"), (12, 32, 64, 120), []
+    for ram in sizes:
+        machines = home(mixtral, f"gamer: ram={ram}GB disk=1GB/s gpu=16GB").machines
+        found.append(next(one for one in layouts(mixtral, machines) if one.seats[0].place.on_gpu))
+    held = [one.seats[0].host_slots for one in found]
+    assert held == [min(256, int((0.95 * ram - 0.83) * 1e9 // mixtral.expert_bytes)) for ram in sizes]
+    rates = [speed(BASE, one, "deep-moe") for one in found]
+    read_s, copy_s = (mixtral.layers * mixtral.top_k * mixtral.expert_bytes / rate for rate in (1e9, 12e9))
+    assert 1 / (read_s + copy_s) < rates[0] < rates[1] < rates[2] < rates[3]
+    assert 1 / copy_s < rates[3] < 2 / copy_s, "all are in host memory, a few on the GPU"

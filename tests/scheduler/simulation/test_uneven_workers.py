@@ -41,6 +41,16 @@ def test_times_of_a_worker_are_the_same_as_its_speed() -> None:
     assert found == simulate_requests(by_speed, random_arrivals(by_speed, 0.97)).decode_tokens_per_s
 
 
+def test_host_memory_of_a_worker_is_the_same_as_everybody_s() -> None:
+    profile = find_profile("rtx3090-1gbe")
+    assert profile.disk_load_s
+    own = OwnTimes(2, profile.load_s, profile.expert_s, 20, profile.disk_load_s)
+    scenario = Scenario(profile, tokens=16, workers=4, slots=2, host_slots=20)
+    each = replace(scenario, slots=1, host_slots=None, uneven=(own,) * 4)
+    speeds = [simulate_requests(one, random_arrivals(one, 0.97)).decode_tokens_per_s for one in (scenario, each)]
+    assert speeds[0] == speeds[1]
+
+
 def test_a_cluster_that_is_slower_as_a_whole_keeps_the_papers_ring() -> None:
     """All at half the speed: only the loads' and computations' times change, and nobody has other turns."""
     assert decode_speed((0.5,) * 8, 1) >= 0.5 * decode_speed(EQUAL, 1)
