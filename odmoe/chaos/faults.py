@@ -13,9 +13,9 @@ from odmoe.chaos.spoil import LINK, SOON_S, STORE
 from scheduler.errors import ConfigError
 
 MAIN, SHADOW = "main node", "shadow"
-FROZEN_S = (0.5, 5.0)
+FROZEN_S = (0.5, 3.0)
 """How long a frozen node stands still: below and above the silence after which it counts as lost."""
-SLOW_S, RUNS_S, STANDS_S = 3.0, 0.02, 0.08
+SLOW_S, RUNS_S, STANDS_S = 2.0, 0.02, 0.08
 """A slowed node runs a fifth of this time, in turns of these lengths."""
 AGAIN_S, RETURN_S = 0.3, 60.0
 """Between two looks whether a worker that is killed as often as it comes back is back, and the longest wait for it."""
@@ -133,23 +133,23 @@ FAULTS = {
         Fault("two-killed", "SIGKILL to two workers at once", _kill(_some(2))),
         Fault("all-killed", "SIGKILL to every worker", _kill(_all)),
         Fault("worker-flaps", "SIGKILL to one worker, three times, each as it is back", _kill_again),
-        Fault("worker-frozen", "SIGSTOP to one worker for .5 to 5 s", _freeze(_some(1))),
-        Fault("all-frozen", "SIGSTOP to every worker for .5 to 5 s", _freeze(_all)),
-        Fault("worker-slow", "one worker stands still four fifths of 3 s", _slow),
+        Fault("worker-frozen", "SIGSTOP to one worker for .5 to 3 s", _freeze(_some(1))),
+        Fault("all-frozen", "SIGSTOP to every worker for .5 to 3 s", _freeze(_all)),
+        Fault("worker-slow", "one worker stands still four fifths of 2 s", _slow),
         Fault("shadow-killed", "SIGKILL to the shadow", _kill(_named(SHADOW)), "shadow"),
-        Fault("shadow-frozen", "SIGSTOP to the shadow for .5 to 5 s", _freeze(_named(SHADOW)), "shadow"),
-        Fault("main-frozen", "SIGSTOP to the main node for .5 to 5 s", _freeze(_named(MAIN)), "main"),
+        Fault("shadow-frozen", "SIGSTOP to the shadow for .5 to 3 s", _freeze(_named(SHADOW)), "shadow"),
+        Fault("main-frozen", "SIGSTOP to the main node for .5 to 3 s", _freeze(_named(MAIN)), "main"),
         Fault("main-killed", "SIGKILL to the main node, which Ray starts again", _kill(_named(MAIN)), "restarts"),
         Fault(
             "link-cut",
-            "nothing passes between one worker and the main node for .5 to 5 s",
+            "nothing passes between one worker and the main node for .5 to 3 s",
             _spoil(LINK, _some(1)),
             "hosts",
         ),
         Fault("all-cut", "the same for every worker", _spoil(LINK, _all), "hosts"),
         Fault(
             "store-damaged",
-            "a byte of each expert in one worker's store is wrong for .5 to 5 s",
+            "a byte of each expert in one worker's store is wrong for .5 to 3 s",
             _spoil(STORE, _some(1)),
             "hosts",
         ),

@@ -1,7 +1,7 @@
 """Real faults, drawn one after the other from the table of `odmoe chaos`, under load, with its referee.
 
-`make chaos` goes on for CHAOS_S seconds from CHAOS_SEED on; CHAOS_FAULTS has names, or `none` for CHAOS_REQUESTS alone.
-The figures are printed.
+`make chaos` goes on for CHAOS_S seconds on CHAOS_CLUSTERS at a time, from CHAOS_SEED on; CHAOS_FAULTS has names, or
+`none` for CHAOS_REQUESTS alone. The figures are printed.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def test_faults_one_after_the_other(nodes: Any, tiny: Path, tmp_path: Path, caps
         with ask(prompt, COUNT) as answer:
             assert list(answer) == greedy(tiny, prompt, COUNT)
     faults = chosen_faults(os.environ.get("CHAOS_FAULTS"), ["shadow", "hosts"])
-    plan = Plan(SECONDS, faults, int(os.environ.get("CHAOS_SEED", 0)), 4, REQUESTS)
+    plan = Plan(SECONDS, faults, int(os.environ.get("CHAOS_SEED", 0)), 2, REQUESTS)
     verdict = Disturbance(made, ask, prompts, COUNT, [5] * (main.shape.context + 1)).run(plan)
     with capsys.disabled():
         print(f"\n{as_text(verdict)}")
