@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from main_node.engine import reconnector
 from odmoe.chaos.faults import chosen_faults
 from odmoe.chaos.run import Disturbance, Plan, ask_cluster
 from odmoe.commands.texts.chaos_text import as_text
@@ -23,11 +24,14 @@ SECONDS = float(os.environ.get("CHAOS_S", 30))
 REQUESTS = int(os.environ["CHAOS_REQUESTS"]) if "CHAOS_REQUESTS" in os.environ else None
 pytestmark = [pytest.mark.system, pytest.mark.timeout(2 * SECONDS + 600)]
 LENGTHS = (3, 12, 23)
+STEADY_S = 2.0
+"""A loss is forgotten soon, so that workers that are struck all the time come back within seconds."""
 COUNT = 12 if REQUESTS else TOKENS
 """Most tokens of an answer: many short ones for a soak."""
 
 
-def test_faults_one_after_the_other(nodes: Any, tiny: Path, tmp_path: Path, capsys: Any) -> None:
+def test_faults_one_after_the_other(nodes: Any, tiny: Path, tmp_path: Path, capsys: Any, monkeypatch: Any) -> None:
+    monkeypatch.setattr(reconnector, "STEADY_S", STEADY_S)
     made = DisturbedNodes(nodes, tmp_path)
     main: Any = made.cluster.main
     ask, draw = ask_cluster(main), random.Random(0)
