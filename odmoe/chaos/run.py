@@ -204,7 +204,7 @@ class ClusterNodes:
     def __init__(self, cluster: Cluster, processes: Any) -> None:
         self.clients: Load | None = None
         self._cluster = cluster
-        self.workers, self.send, self.spoil = processes.workers, processes.send, processes.spoil
+        self.workers, self.kill, self.spoil = processes.workers, processes.kill, processes.spoil
         self.missing, self.usage = processes.missing, processes.usage
 
     def leave(self) -> int:

@@ -82,7 +82,8 @@ def chaos(
 
     Every answer must have the tokens that it has without faults, or end with
     an error that has a name. The exit code is 1 if one does not, or if a node
-    does not come back. docs/running.md lists the faults.
+    does not come back. Ctrl-C ends it with a verdict on what was seen until
+    then. docs/running.md lists the faults.
     """
     asked = Chaos(seconds_of(duration), seed, faults, clients, requests, tokens, as_json, quiet, debug)
     settings = effective(flags | {"cluster": str(file) if file else "local"}, None).settings

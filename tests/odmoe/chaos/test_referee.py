@@ -40,11 +40,11 @@ class World:
     def workers(self) -> list[str]:
         return ["worker 0"]
 
-    def send(self, name: str, number: signal.Signals, again: bool = False) -> bool:
-        return True
+    def kill(self, names: Sequence[str]) -> list[str]:
+        return list(names)
 
-    def spoil(self, name: str, what: str, seconds: float) -> bool:
-        return True
+    def spoil(self, names: Sequence[str], what: str, seconds: float) -> list[str]:
+        return list(names)
 
     def leave(self) -> int:
         return int(self.clients.leave())

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from main_node.engine import reconnector
+from odmoe.chaos import faults
 from odmoe.chaos.faults import chosen_faults
 from odmoe.chaos.run import Disturbance, Plan, ask_cluster
 from odmoe.commands.texts.chaos_text import as_text
@@ -32,6 +33,7 @@ COUNT = 12 if REQUESTS else TOKENS
 
 def test_faults_one_after_the_other(nodes: Any, tiny: Path, tmp_path: Path, capsys: Any, monkeypatch: Any) -> None:
     monkeypatch.setattr(reconnector, "STEADY_S", STEADY_S)
+    monkeypatch.setattr(faults, "SOON_S", 0.0)
     made = DisturbedNodes(nodes, tmp_path)
     main: Any = made.cluster.main
     ask, draw = ask_cluster(main), random.Random(0)
@@ -39,8 +41,8 @@ def test_faults_one_after_the_other(nodes: Any, tiny: Path, tmp_path: Path, caps
     for prompt in prompts:
         with ask(prompt, COUNT) as answer:
             assert list(answer) == greedy(tiny, prompt, COUNT)
-    faults = chosen_faults(os.environ.get("CHAOS_FAULTS"), ["shadow", "hosts"])
-    plan = Plan(SECONDS, faults, int(os.environ.get("CHAOS_SEED", 0)), 2, REQUESTS)
+    chosen = chosen_faults(os.environ.get("CHAOS_FAULTS"), ["shadow", "hosts"])
+    plan = Plan(SECONDS, chosen, int(os.environ.get("CHAOS_SEED", 0)), 2, REQUESTS)
     verdict = Disturbance(made, ask, prompts, COUNT, [5] * (main.shape.context + 1)).run(plan)
     with capsys.disabled():
         print(f"\n{as_text(verdict)}")
