@@ -251,6 +251,10 @@ class Codec:
             self._by_type[cls] = arm.name, kind
             self._by_arm[arm.name] = kind
 
+    def carries(self, cls: type) -> bool:
+        """Whether a message of this class may be sent this way."""
+        return cls in self._by_type
+
     def encode(self, message: Message) -> bytes:
         """Raises `ProtocolError` for a message of another direction, an invalid field, or too many bytes."""
         stamp: dict[str, Any] = {}

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import random
-import signal
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from odmoe.chaos.spoil import LINK, SOON_S, STORE
+from odmoe.chaos.spoil import FROZEN, LINK, SLOW, SOON_S, STORE
 from scheduler.errors import ConfigError
 
 MAIN, SHADOW = "main node", "shadow"
-FROZEN_S = (0.5, 5.0)
-"""How long a frozen node stands still: below and above the silence after which it counts as lost."""
-SLOW_S, RUNS_S, STANDS_S = 3.0, 0.02, 0.08
-"""A slowed node runs a fifth of this time, in turns of these lengths."""
+SPOILT_S = (0.5, 3.0)
+"""How long something is spoilt: below and above the silence after which a node counts as lost."""
 AGAIN_S, RETURN_S = 0.3, 60.0
 """Between two looks whether a worker that is killed as often as it comes back is back, and the longest wait for it."""
 KILLS = 3
@@ -28,12 +25,13 @@ class Victims(Protocol):
     def workers(self) -> Sequence[str]:
         """Names of the workers, `worker 0` and so on."""
 
-    def send(self, name: str, number: signal.Signals, again: bool = False) -> bool:
-        """A signal to the process of a node. `again`: to the one that got its last. False: there is none just now."""
+    def kill(self, names: Sequence[str]) -> list[str]:
+        """SIGKILL to the processes of nodes. Returns who had one."""
 
-    def spoil(self, name: str, what: str, seconds: float) -> bool:
-        """Cut a worker's link to the main node (`LINK`) or damage its store (`STORE`). It begins within `SOON_S`, and
-        ends by itself after `seconds`. False: it cannot be done just now."""
+    def spoil(self, names: Sequence[str], what: str, seconds: float) -> list[str]:
+        """Cut workers' links to the main node (`LINK`), damage their stores (`STORE`), freeze nodes or let them run a
+        fifth of the time (`FROZEN`, `SLOW`). It begins within `SOON_S`, and ends by itself after `seconds`. Returns
+        whom it hits."""
 
     def leave(self) -> int:
         """Have every client leave its answer. Returns how many did."""
@@ -51,32 +49,18 @@ class Fault:
     it; `hosts`: each worker has a link and a store of its own, and whoever asks may spoil them."""
 
 
-def _kill(names: Callable[[Victims, random.Random], Sequence[str]]) -> Callable[[Victims, random.Random], str]:
+Names = Callable[[Victims, random.Random], Sequence[str]]
+Strike = Callable[[Victims, random.Random], str]
+
+
+def _kill(names: Names) -> Strike:
+    return lambda victims, rng: ", ".join(victims.kill(names(victims, rng)))
+
+
+def _spoil(what: str, names: Names) -> Strike:
     def strike(victims: Victims, rng: random.Random) -> str:
-        return ", ".join(name for name in names(victims, rng) if victims.send(name, signal.SIGKILL))
-
-    return strike
-
-
-def _freeze(names: Callable[[Victims, random.Random], Sequence[str]]) -> Callable[[Victims, random.Random], str]:
-    def strike(victims: Victims, rng: random.Random) -> str:
-        frozen = [name for name in names(victims, rng) if victims.send(name, signal.SIGSTOP)]
-        try:
-            time.sleep(rng.uniform(*FROZEN_S))
-        finally:  # Ctrl-C leaves no node frozen
-            for name in frozen:
-                victims.send(name, signal.SIGCONT, again=True)
-        return ", ".join(frozen)
-
-    return strike
-
-
-def _spoil(
-    what: str, names: Callable[[Victims, random.Random], Sequence[str]]
-) -> Callable[[Victims, random.Random], str]:
-    def strike(victims: Victims, rng: random.Random) -> str:
-        chosen, seconds = names(victims, rng), rng.uniform(*FROZEN_S)
-        hit = [name for name in chosen if victims.spoil(name, what, seconds)]
+        chosen, seconds = names(victims, rng), rng.uniform(*SPOILT_S)
+        hit = victims.spoil(chosen, what, seconds)
         if hit:
             time.sleep(SOON_S + seconds)
         return ", ".join(hit)
@@ -84,28 +68,16 @@ def _spoil(
     return strike
 
 
-def _slow(victims: Victims, rng: random.Random) -> str:
-    name, end, again = ", ".join(_some(1)(victims, rng)), time.monotonic() + SLOW_S, False
-    while name and time.monotonic() < end and victims.send(name, signal.SIGSTOP, again):
-        again = True
-        try:
-            time.sleep(STANDS_S)
-        finally:
-            victims.send(name, signal.SIGCONT, again=True)
-        time.sleep(RUNS_S)
-    return name if again else ""
-
-
 def _kill_again(victims: Victims, rng: random.Random) -> str:
-    name, kills, end = ", ".join(_some(1)(victims, rng)), 0, time.monotonic() + RETURN_S
-    while name and kills < KILLS and time.monotonic() < end:
-        if victims.send(name, signal.SIGKILL):
+    names, kills, end = _some(1)(victims, rng), 0, time.monotonic() + RETURN_S
+    while names and kills < KILLS and time.monotonic() < end:
+        if victims.kill(names):
             kills, end = kills + 1, time.monotonic() + RETURN_S
         time.sleep(AGAIN_S)
-    return name if kills else ""
+    return ", ".join(names) if kills else ""
 
 
-def _some(count: int) -> Callable[[Victims, random.Random], list[str]]:
+def _some(count: int) -> Names:
     def names(victims: Victims, rng: random.Random) -> list[str]:
         workers = victims.workers()
         return rng.sample(workers, min(count, len(workers)))
@@ -122,7 +94,7 @@ def _leave(victims: Victims, rng: random.Random) -> str:
     return f"{left} answers" if left else ""
 
 
-def _named(name: str) -> Callable[[Victims, random.Random], Sequence[str]]:
+def _named(name: str) -> Names:
     return lambda victims, rng: [name]
 
 
@@ -133,23 +105,23 @@ FAULTS = {
         Fault("two-killed", "SIGKILL to two workers at once", _kill(_some(2))),
         Fault("all-killed", "SIGKILL to every worker", _kill(_all)),
         Fault("worker-flaps", "SIGKILL to one worker, three times, each as it is back", _kill_again),
-        Fault("worker-frozen", "SIGSTOP to one worker for .5 to 5 s", _freeze(_some(1))),
-        Fault("all-frozen", "SIGSTOP to every worker for .5 to 5 s", _freeze(_all)),
-        Fault("worker-slow", "one worker stands still four fifths of 3 s", _slow),
+        Fault("worker-frozen", "SIGSTOP to one worker for .5 to 3 s", _spoil(FROZEN, _some(1))),
+        Fault("all-frozen", "SIGSTOP to every worker for .5 to 3 s", _spoil(FROZEN, _all)),
+        Fault("worker-slow", "one worker stands still four fifths of .5 to 3 s", _spoil(SLOW, _some(1))),
         Fault("shadow-killed", "SIGKILL to the shadow", _kill(_named(SHADOW)), "shadow"),
-        Fault("shadow-frozen", "SIGSTOP to the shadow for .5 to 5 s", _freeze(_named(SHADOW)), "shadow"),
-        Fault("main-frozen", "SIGSTOP to the main node for .5 to 5 s", _freeze(_named(MAIN)), "main"),
+        Fault("shadow-frozen", "SIGSTOP to the shadow for .5 to 3 s", _spoil(FROZEN, _named(SHADOW)), "shadow"),
+        Fault("main-frozen", "SIGSTOP to the main node for .5 to 3 s", _spoil(FROZEN, _named(MAIN)), "main"),
         Fault("main-killed", "SIGKILL to the main node, which Ray starts again", _kill(_named(MAIN)), "restarts"),
         Fault(
             "link-cut",
-            "nothing passes between one worker and the main node for .5 to 5 s",
+            "nothing passes between one worker and the main node for .5 to 3 s",
             _spoil(LINK, _some(1)),
             "hosts",
         ),
         Fault("all-cut", "the same for every worker", _spoil(LINK, _all), "hosts"),
         Fault(
             "store-damaged",
-            "a byte of each expert in one worker's store is wrong for .5 to 5 s",
+            "a byte of each expert in one worker's store is wrong for .5 to 3 s",
             _spoil(STORE, _some(1)),
             "hosts",
         ),

@@ -109,6 +109,15 @@ class Load:
                 one.answer.cancel()
         return len(found)
 
+    def abandon(self, bound_s: float, within_s: float) -> int:
+        """No further request, and every client leaves. Returns how many had been without progress beyond a bound."""
+        now = time.monotonic()
+        late = sum(now - one.times[-1] > bound_s for one in self.under_way())
+        self._over.set()
+        self.leave()
+        self.close(within_s)
+        return late
+
     def close(self, within_s: float) -> int:
         """No further request. Returns how many were still open after that time."""
         self._over.set()

@@ -71,27 +71,33 @@ class Verdict:
     """Of other requests, by class."""
     usage: dict[str, dict[str, float]]
     """By node: memory, threads, descriptors at the end over the start."""
-    speed: float
-    """Tokens a second at the end over the start, both without faults."""
+    speed: float | None
+    """Tokens a second at the end over the start, both without faults. None: the run was cut short."""
     violations: list[str] = field(default_factory=list)
+    interrupted: str = ""
+    """What was under way when somebody ended the run: the cluster was not looked at after the faults."""
 
 
 def judge(
     outcomes: Sequence[Outcome],
     strikes: Sequence[Strike],
     before: Calm,
-    after: Calm,
+    after: Calm | None,
     *,
     seconds: float,
     hanging: int,
     missing: Sequence[str],
     bound_s: float,
     waits_for_place: bool = False,
+    interrupted: str = "",
+    unfinished: str = "",
 ) -> Verdict:
     """`hanging`: requests that were open beyond their bound. `missing`: nodes that did not come back at the end.
     `bound_s`: the longest time without progress. `waits_for_place`: there were more clients than requests that are
-    answered at once, so the time to the first token has no bound."""
-    usage = {name: _ratios(before.usage[name], after.usage[name]) for name in before.usage if name in after.usage}
+    answered at once, so the time to the first token has no bound. `after`: None if the run had no end: what was under
+    way then is `interrupted`, or `unfinished` if its time was over."""
+    held = after.usage if after else {}
+    usage = {name: _ratios(before.usage[name], held[name]) for name in before.usage if name in held}
     wrong = [one for one in outcomes if one.prompt is None]
     right = [one for one in outcomes if one.prompt is not None]
     violations = [
@@ -100,9 +106,10 @@ def judge(
         *([f"{hanging} requests were open beyond their bound"] if hanging else []),
         *_late(outcomes, bound_s, waits_for_place),
         *([f"at the end these nodes do not serve: {', '.join(missing)}"] if missing else []),
-        *([f"{after.changed} of {len(after.outcomes)} answers were wrong after all faults"] if after.changed else []),
+        *_wrong_after(after),
         *(f"a wrong request was answered: {one.tokens}" for one in wrong if one.error is None and not one.defect),
-        *_grown(before.usage, after.usage),
+        *_grown(before.usage, held),
+        *([f"the run had no end in time: {unfinished}"] if unfinished else []),
     ]
     return Verdict(
         seconds=seconds,
@@ -113,9 +120,16 @@ def judge(
         costs=_costs(strikes, right),
         errors=dict(Counter(one.error.partition(":")[0] for one in right if one.error)),
         usage=usage,
-        speed=after.tokens_per_s / before.tokens_per_s,
+        speed=after.tokens_per_s / before.tokens_per_s if after else None,
         violations=violations,
+        interrupted=interrupted,
     )
+
+
+def _wrong_after(after: Calm | None) -> list[str]:
+    if after is None or not after.changed:
+        return []
+    return [f"{after.changed} of {len(after.outcomes)} answers were wrong after all faults"]
 
 
 def _changed(outcomes: Sequence[Outcome]) -> list[str]:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 from odmoe.chaos.faults import MAIN, Fault, Victims
+from odmoe.chaos.limit import TimeLimit
 from odmoe.chaos.load import Ask, Load, Outcome, Prompt, ask_once
 from odmoe.chaos.referee import Calm, Strike, Verdict, judge
 from odmoe.chaos.usage import Usage
@@ -22,10 +23,14 @@ if TYPE_CHECKING:
 BACK_S = 180.0
 """Longest wait for nodes to come back after a fault."""
 NOTICED_S = 2.0
-"""After a fault, until its victims count as lost if they are."""
+"""From the beginning of a fault until its victims count as lost if they are."""
 LOOK_S = 0.1
-REST_S = (0.3, 2.0)
+REST_S = (0.1, 0.6)
 """Between a cluster that is whole and the next fault."""
+START_S, END_S = 600.0, 600.0
+"""The longest time until the first fault, and from the end of the faults' time to the verdict."""
+LEAVE_S = 2.0
+"""For clients to leave when a run is cut short."""
 WAITS_S = 90.0
 """Three losses of 30 s that count for an expert: with `--worker-wait` the bound of docs/promises.md."""
 
@@ -74,59 +79,88 @@ class Disturbance:
     def __init__(self, nodes: Nodes, ask: Ask, prompts: Sequence[Sequence[int]], tokens: int, wrong: list[int]) -> None:
         self._nodes, self._ask, self._wrong = nodes, ask, wrong
         self._asked, self._tokens = prompts, tokens
+        self._doing = ""
+        self._hanging = 0
+        self._missing: list[str] = []
+        self._after: Calm | None = None
         self.strikes: list[Strike] = []
 
     def run(self, plan: Plan, say: Say = lambda text: None) -> Verdict:
-        """Raises ODMoEError if the cluster does not answer before any fault, or answers differently twice."""
-        say("answers without faults")
+        """For the main thread. Once faults have begun, Ctrl-C and the end of `END_S` give a verdict on what was seen.
+
+        Raises ODMoEError if the cluster does not answer before any fault, or answers differently twice."""
+        self._say = say
+        limit = TimeLimit(START_S)
+        try:
+            with limit:
+                prompts, before = self._start(plan)
+        except KeyboardInterrupt:
+            if not limit.is_over:
+                raise
+            raise LaunchError(f"no answers of all nodes within {START_S:g} s, without any fault") from None
+        load = Load(self._ask, prompts, plan.clients, plan.seed, self._wrong)
+        self._nodes.clients = load
+        began, limit, cut = time.monotonic(), TimeLimit(plan.seconds + END_S), ""
+        try:
+            with limit:
+                self._disturb(plan, load, began)
+                self._end(plan, load, prompts)
+        except KeyboardInterrupt:
+            cut = self._doing
+            self._hanging = load.abandon(plan.bound_s, LEAVE_S)
+        return judge(
+            load.outcomes,
+            self.strikes,
+            before,
+            self._after,
+            seconds=time.monotonic() - began,
+            hanging=self._hanging,
+            missing=self._missing,
+            bound_s=plan.bound_s,
+            waits_for_place=plan.clients > plan.places,
+            interrupted="" if limit.is_over else cut,
+            unfinished=cut if limit.is_over else "",
+        )
+
+    def _tell(self, doing: str) -> None:
+        self._doing = doing
+        self._say(doing)
+
+    def _start(self, plan: Plan) -> tuple[list[Prompt], Calm]:
+        self._tell("answers without faults")
         prompts = [Prompt(list(ids), self._calm_answer(ids)) for ids in self._asked]
         if missing := self._wait_until_whole():  # a shadow starts with the first answer
             raise LaunchError(f"{', '.join(missing)} did not serve within {BACK_S:g} s, without any fault")
         before = self._calm(prompts, plan.bound_s)
         if before.changed:
             raise WrongOutputError("two answers to one prompt differ without any fault; give settings that are exact")
-        load = Load(self._ask, prompts, plan.clients, plan.seed, self._wrong)
-        began = time.monotonic()
-        try:
-            self._nodes.clients = load
-            self._disturb(plan, load, began, say)
-        finally:
-            say("waiting for the open answers")
-            hanging = load.close(plan.bound_s)
-        seconds = time.monotonic() - began
-        say("answers after the faults")
-        late = self._wait_until_whole()
-        after = self._calm(prompts, plan.bound_s)
-        return judge(
-            load.outcomes,
-            self.strikes,
-            before,
-            after,
-            seconds=seconds,
-            hanging=hanging,
-            missing=late,
-            bound_s=plan.bound_s,
-            waits_for_place=plan.clients > plan.places,
-        )
+        return prompts, before
 
-    def _disturb(self, plan: Plan, load: Load, began: float, say: Say) -> None:
+    def _end(self, plan: Plan, load: Load, prompts: Sequence[Prompt]) -> None:
+        self._tell("waiting for the open answers")
+        self._hanging = load.close(plan.bound_s)
+        self._tell("answers after the faults")
+        self._missing = self._wait_until_whole()
+        self._after = self._calm(prompts, plan.bound_s)
+
+    def _disturb(self, plan: Plan, load: Load, began: float) -> None:
         """Ends early if a node does not come back. A fault that hit nobody is none."""
         rng = random.Random(plan.seed)
         while not self._is_over(plan, load, began):
             done = f"{len(self.strikes)} faults, {len(load.outcomes)} answers, {time.monotonic() - began:.0f} s"
             if not plan.faults:
-                say(done)
+                self._tell(done)
                 time.sleep(LOOK_S)
                 continue
             fault = rng.choice(plan.faults)
             time.sleep(rng.uniform(*REST_S))
-            say(f"{done}: {fault.name}")
+            self._tell(f"{done}: {fault.name}")
             at = time.monotonic()
             victim = fault.strike(self._nodes, rng)
             over = time.monotonic()
             if victim:
-                say(f"{done}: {fault.name} of {victim}, until all nodes serve")
-                time.sleep(NOTICED_S)
+                self._tell(f"{done}: {fault.name} of {victim}, until all nodes serve")
+                time.sleep(max(LOOK_S, at + NOTICED_S - over))
             missing = self._wait_until_whole()
             if victim:
                 self.strikes.append(Strike(fault.name, victim, at, over, time.monotonic(), tuple(missing)))
@@ -170,7 +204,7 @@ class ClusterNodes:
     def __init__(self, cluster: Cluster, processes: Any) -> None:
         self.clients: Load | None = None
         self._cluster = cluster
-        self.workers, self.send, self.spoil = processes.workers, processes.send, processes.spoil
+        self.workers, self.kill, self.spoil = processes.workers, processes.kill, processes.spoil
         self.missing, self.usage = processes.missing, processes.usage
 
     def leave(self) -> int:

@@ -1,4 +1,5 @@
-"""A host's link to the main node, or its store, is spoilt for a while: `python -m odmoe.chaos.spoil link HOST SECONDS`.
+"""A host's link to the main node, its store or a process is spoilt for a while: `python -m odmoe.chaos.spoil link HOST
+SECONDS`.
 
 A process of its own ends it, whatever becomes of the one that began it: a host without its link cannot be told.
 """
@@ -12,14 +13,16 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
-LINK, STORE = "link", "store"
+LINK, STORE, FROZEN, SLOW = "link", "store", "frozen", "slow"
 SOON_S = 1.0
 """Until it begins: time for whoever asked to hear that it will."""
 START_S, TOOL_S = 20.0, 10.0
 """A start takes less than whoever asks for it waits, `CONTROL_S` of `odmoe.on_ray.calls`."""
+RUNS_S, STANDS_S = 0.02, 0.08
+"""A slowed process runs a fifth of the time, in turns of these lengths."""
 NOBODY = "192.0.2.1"
 """Of RFC 5737: no host has this address."""
 
@@ -34,7 +37,7 @@ def may_cut() -> bool:
 
 
 def spoil(what: str, target: str, seconds: float) -> None:
-    """Returns at once."""
+    """`target`: an address, a store's path, a process id. Returns at once."""
     command = [sys.executable, "-m", "odmoe.chaos.spoil", what, target, f"{seconds:g}"]
     subprocess.run(command, check=True, timeout=START_S, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
 
@@ -52,6 +55,18 @@ def cut(address: str) -> Iterator[None]:
 def _route(verb: str, address: str) -> None:
     command = ["ip", "route", verb, "blackhole", f"{address}/32"]
     subprocess.run(command, check=True, capture_output=True, timeout=TOOL_S)
+
+
+@contextmanager
+def frozen(process: str) -> Iterator[None]:
+    """Within the `with` block a process, by its id, stands still."""
+    pid = int(process)
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGCONT)
 
 
 @contextmanager
@@ -83,6 +98,18 @@ def _flip(path: Path, offset: int) -> None:
         file.write(bytes([byte ^ 16]))
 
 
+def during(what: str, target: str, seconds: float) -> None:
+    """Spoil, and wait until it is over. A process may end meanwhile."""
+    if what == SLOW:
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            during(FROZEN, target, STANDS_S)
+            time.sleep(RUNS_S)
+        return
+    with suppress(ProcessLookupError), {LINK: cut, STORE: damaged, FROZEN: frozen}[what](target):
+        time.sleep(seconds)
+
+
 def main(what: str, target: str, seconds: str) -> None:
     if os.fork():
         return
@@ -90,8 +117,7 @@ def main(what: str, target: str, seconds: str) -> None:
     for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
         signal.signal(number, signal.SIG_IGN)
     time.sleep(SOON_S)
-    with cut(target) if what == LINK else damaged(target):
-        time.sleep(float(seconds))
+    during(what, target, float(seconds))
 
 
 if __name__ == "__main__":

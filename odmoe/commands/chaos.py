@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 FLAGS = ("model", "workers", "shadow", "threads", "system", "slots", "loader", "dtype", "worker_wait", "parallel")
 UNITS = {"": 1, "s": 1, "m": 60, "h": 3600}
+VERDICT_S = 60.0
+"""For the main host to undo a fault and say what it saw, after Ctrl-C."""
 LENGTHS = (3, 12, 48, 160, 400)
 """Tokens of the prompts, as far as the context allows."""
 
@@ -80,7 +82,8 @@ def chaos(
 
     Every answer must have the tokens that it has without faults, or end with
     an error that has a name. The exit code is 1 if one does not, or if a node
-    does not come back. docs/running.md lists the faults.
+    does not come back. Ctrl-C ends it with a verdict on what was seen until
+    then. docs/running.md lists the faults.
     """
     asked = Chaos(seconds_of(duration), seed, faults, clients, requests, tokens, as_json, quiet, debug)
     settings = effective(flags | {"cluster": str(file) if file else "local"}, None).settings
@@ -93,7 +96,7 @@ def chaos(
         from odmoe.commands.over_ssh.generate import ask_head
 
         request = {"do": "chaos", "chaos": dataclasses.asdict(asked)}
-        raise typer.Exit(ask_head(settings, request, Output(as_json, quiet, debug)))
+        raise typer.Exit(ask_head(settings, request, Output(as_json, quiet, debug), VERDICT_S))
     if not run_chaos(settings, asked):
         raise typer.Exit(1)
 
@@ -115,18 +118,19 @@ def _ask(what: str, duration: str) -> None:
 
 
 def run_chaos(settings: Settings, asked: Chaos) -> bool:
-    """Disturb the cluster, and print what was found. Returns whether all held. Raises ODMoEError."""
+    """Disturb the cluster, and print what was found, also after Ctrl-C. Returns whether all held. Raises ODMoEError."""
     prepare_process(asked.debug)
     from odmoe.api.checks import check_early
     from odmoe.api.model import start_model
+    from odmoe.commands.texts.chaos_text import as_text
 
     check_early(settings)
     terminal = Terminal(asked.quiet, asked.debug)
     with start_model(settings, terminal) as model:
         verdict = _disturb(model, asked, terminal)
-    from odmoe.commands.texts.chaos_text import as_text
-
-    print(json.dumps(dataclasses.asdict(verdict)) if asked.as_json else as_text(verdict), flush=True)
+        print(json.dumps(dataclasses.asdict(verdict)) if asked.as_json else as_text(verdict), flush=True)
+    if verdict.interrupted:
+        raise KeyboardInterrupt
     return not verdict.violations
 
 

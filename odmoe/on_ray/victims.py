@@ -5,17 +5,23 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import subprocess
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import ray
 
-from odmoe.chaos.spoil import LINK, may_cut, spoil
+from odmoe.chaos.spoil import LINK, STORE, may_cut, spoil
 from odmoe.chaos.usage import Usage, usage_of
 from odmoe.on_ray.calls import CONTROL_S, get
 from odmoe.on_ray.cluster import RayCluster
 from odmoe.on_ray.seats import MAIN
 from scheduler.errors import ODMoEError
 
+NOT_NOW = (ODMoEError, OSError, subprocess.SubprocessError, StopIteration, ValueError)
+"""What a call to a node that is away raises, or to its host."""
+HANDS_S = 180.0
+"""The longest wait for a process of ours on each host, which start at the same time."""
 TOUCH = 0.001
 """The share of a host's own resource that pins a task to it."""
 
@@ -25,8 +31,8 @@ class NodeProcesses:
 
     def __init__(self, cluster: RayCluster, here: bool) -> None:
         self._cluster, self._here = cluster, here
-        self._last: dict[str, tuple[int, str]] = {}
-        """Process and host of each node that got a signal: one that is frozen cannot be asked."""
+        self._hands: dict[str, Any] = {}
+        """By host."""
 
     def rows(self) -> list[dict[str, Any]]:
         """Of workers and shadow. Raises LinkError while the main node is away."""
@@ -47,15 +53,8 @@ class NodeProcesses:
             return [MAIN]
         return [_name_of(row) for row in rows if row["state"] != "ready"] if rows else [MAIN]
 
-    def send(self, name: str, number: signal.Signals, again: bool = False) -> bool:
-        try:
-            if not again:
-                self._last[name] = self._cluster.pid(name), self._host(name)
-            pid, host = self._last[name]
-            self._on(host, _signal, pid, number)
-        except (ODMoEError, ProcessLookupError, KeyError, StopIteration, ValueError):
-            return False
-        return True
+    def kill(self, names: Sequence[str]) -> list[str]:
+        return self._each(names, _kill, lambda name: (self._cluster.pid(name),))
 
     def can_spoil(self) -> bool:
         """Whether each worker has a host of its own, and no node is on the main node's; and whether these hosts can be
@@ -67,17 +66,18 @@ class NodeProcesses:
             workers = [str(row["address"]) for row in rows if row["kind"] == "worker"]
             hosts = {str(row["address"]) for row in rows}
             apart = 0 < len(workers) == len(set(workers)) and hosts.isdisjoint({"", ray.util.get_node_ip_address()})
-            return apart and all(self._on(host, may_cut) for host in hosts)
+            asked = [self._begin(host, may_cut, within_s=HANDS_S) for host in hosts] if apart else []
+            return apart and all(answer() for answer in asked)
         except ODMoEError:
             return False
 
-    def spoil(self, name: str, what: str, seconds: float) -> bool:
-        target = ray.util.get_node_ip_address() if what == LINK else str(self._cluster.store())
-        try:
-            self._on(self._host(name), spoil, what, target, seconds)
-        except (ODMoEError, StopIteration):
-            return False
-        return True
+    def spoil(self, names: Sequence[str], what: str, seconds: float) -> list[str]:
+        return self._each(names, spoil, lambda name: (what, self._target(name, what), seconds))
+
+    def _target(self, name: str, what: str) -> str:
+        if what == LINK:
+            return str(ray.util.get_node_ip_address())
+        return str(self._cluster.store() if what == STORE else self._cluster.pid(name))
 
     def usage(self) -> dict[str, Usage]:
         """Of every node that is there. Empty while the main node is away."""
@@ -98,17 +98,42 @@ class NodeProcesses:
             return ""
         return str(next(row["address"] for row in self.rows() if _name_of(row) == name))
 
+    def _each(self, names: Sequence[str], call: Any, args: Callable[[str], tuple[Any, ...]]) -> list[str]:
+        """A call on the host of each node, at the same time. Returns whose was carried out."""
+        begun, done = {}, []
+        for name in names:
+            with contextlib.suppress(*NOT_NOW):
+                begun[name] = self._begin(self._host(name), call, *args(name))
+        for name, end in begun.items():
+            with contextlib.suppress(*NOT_NOW):
+                end()
+                done.append(name)
+        return done
+
     def _on(self, host: str, call: Any, *args: Any) -> Any:
-        """A call on a host; empty: on this one."""
+        return self._begin(host, call, *args)()
+
+    def _begin(self, host: str, call: Any, *args: Any, within_s: float = CONTROL_S) -> Callable[[], Any]:
+        """A call on a host; empty: on this one. What this returns waits for its end."""
         if not host:
-            return call(*args)
-        task = ray.remote(call).options(num_cpus=0, max_retries=0, resources={f"node:{host}": TOUCH})
-        return get(task.remote(*args), CONTROL_S, host)
+            found = call(*args)
+            return lambda: found
+        if host not in self._hands:
+            pinned = {"num_cpus": 0, "max_restarts": -1, "resources": {f"node:{host}": TOUCH}}
+            self._hands[host] = ray.remote(_Hand).options(**pinned).remote()
+        pending = self._hands[host].do.remote(call, *args)
+        return lambda: get(pending, within_s, host)
 
 
-def _signal(pid: int, number: signal.Signals) -> None:
-    """Ray takes no builtin such as `os.kill` for a task."""
-    os.kill(pid, number)
+class _Hand:
+    """A process on a host: a task would have to wait for the start of one each time, half a minute on a busy host."""
+
+    def do(self, call: Callable[..., Any], *args: Any) -> Any:
+        return call(*args)
+
+
+def _kill(pid: int) -> None:
+    os.kill(pid, signal.SIGKILL)
 
 
 def _name_of(row: dict[str, Any]) -> str:

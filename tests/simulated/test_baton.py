@@ -147,6 +147,13 @@ def test_a_thread_that_does_not_end_with_its_world_is_a_violation_that_names_it(
         baton.run(program)
 
 
+def test_a_thread_that_has_not_begun_when_its_world_ends_never_begins() -> None:
+    baton, said = Baton(0), []
+    baton.run(lambda: baton.spawn("late", Process("node"), lambda: said.append("begun")))
+    assert said == []
+    assert not baton.tasks
+
+
 def test_no_deadline_at_all_is_a_violation_that_names_the_threads() -> None:
     baton = Baton(0)
     never = Event(baton)

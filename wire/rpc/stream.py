@@ -214,7 +214,7 @@ class Stream:
             raise LinkError(f"the stream to {self.peer} is closed; connect again")
         every = [self._out.encode(message) for message in messages]
         size = sum(map(len, every))
-        together = 1 < len(every) <= MAX_BUNDLED and size <= BUNDLE_BYTES
+        together = self._out.carries(Bundle) and 1 < len(every) <= MAX_BUNDLED and size <= BUNDLE_BYTES
         bundle = self._out.encode(Bundle(tuple(every))) if together else None
         for message, data in zip(messages, every, strict=True):
             self.traffic.sent.add(kind_of(message), len(data))

@@ -28,6 +28,8 @@ from odmoe.terminal import Output, Terminal
 from scheduler.errors import HostError, LaunchError, ODMoEError
 from scheduler.files import write_whole
 
+GRACE_S, CUT_S = 5.0, 7.0
+"""For a request that is given up to end, and for the connection after that."""
 FETCH_S = 120.0
 """Longest time to copy a trace or a record."""
 STATUS_S = 30.0
@@ -65,29 +67,31 @@ def ask(settings: Settings, prompts: list[str], output: Output, listed: bool = F
     return code
 
 
-def ask_head(settings: Settings, request: dict[str, Any], output: Output) -> int:
+def ask_head(settings: Settings, request: dict[str, Any], output: Output, grace_s: float = GRACE_S) -> int:
     """Have the cluster's main host carry out another request, with these settings. Returns its exit code.
 
-    Raises HostError, ConfigError."""
+    `grace_s`: for its last words after Ctrl-C. Raises HostError, ConfigError."""
     cluster = read_cluster_file(Path(settings.cluster))
     bring_up(settings, cluster, output)
     dumped = settings.model_dump(mode="json", exclude_unset=True)
     given = {name: value for name, value in dumped.items() if name not in HERE_ONLY}
     with Ssh.for_cluster(cluster, cluster_dir(cluster.name)) as ssh:
-        code, failure = _relay_request(ssh, cluster, {**request, "settings": given})
+        code, failure = _relay_request(ssh, cluster, {**request, "settings": given}, grace_s)
     if failure is not None:
         raise failure
     return code
 
 
-def _relay_request(ssh: Ssh, cluster: ClusterFile, request: dict[str, Any]) -> tuple[int, HostError | None]:
+def _relay_request(
+    ssh: Ssh, cluster: ClusterFile, request: dict[str, Any], grace_s: float = GRACE_S
+) -> tuple[int, HostError | None]:
     """Send a request to the main host and pass on what it prints. Returns the exit code, and why there is none."""
-    remote = ssh.start(cluster.main, AT_HEAD)
+    remote = ssh.start(cluster.main, AT_HEAD, grace_s)
     try:
         remote.send(json.dumps(request) + "\n")
         code, stderr = relay(remote)
     finally:
-        remote.close()
+        remote.close(grace_s + CUT_S)
     return code, remote.failure(code, stderr) if code == 255 else None
 
 

@@ -24,15 +24,25 @@ def as_text(verdict: Verdict) -> str:
         f"{faults} faults in {verdict.seconds:.0f} s; {verdict.requests} requests, {verdict.tokens} tokens",
         f"requests that ended with an error: {named}",
         f"clients that left: {verdict.left}; wrong requests, refused: {verdict.refused}",
-        f"speed at the end over the start: {verdict.speed:.2f}",
-        "at the end over the start: memory, threads, descriptors",
-        *(f"  {name:<12} {_numbers(held.values())}" for name, held in verdict.usage.items()),
+        *_at_the_end(verdict),
         "",
     ]
+    if verdict.interrupted:
+        lines += [*textwrap.wrap(f"Interrupted: {verdict.interrupted}.", WIDTH)]
     if not verdict.violations:
         return "\n".join([*lines, "Held: every token as without faults, or an error with a name."]).lstrip("\n")
     broken = [line for one in verdict.violations for line in textwrap.wrap(f"- {one}", WIDTH, subsequent_indent="  ")]
     return "\n".join([*lines, f"NOT held, {len(verdict.violations)} violations:", *broken]).lstrip("\n")
+
+
+def _at_the_end(verdict: Verdict) -> list[str]:
+    if verdict.speed is None:
+        return ["the end was not compared with the start"]
+    return [
+        f"speed at the end over the start: {verdict.speed:.2f}",
+        "at the end over the start: memory, threads, descriptors",
+        *(f"  {name:<12} {_numbers(held.values())}" for name, held in verdict.usage.items()),
+    ]
 
 
 def _numbers(values: Iterable[float]) -> str:

@@ -40,11 +40,11 @@ class World:
     def workers(self) -> list[str]:
         return ["worker 0"]
 
-    def send(self, name: str, number: signal.Signals, again: bool = False) -> bool:
-        return True
+    def kill(self, names: Sequence[str]) -> list[str]:
+        return list(names)
 
-    def spoil(self, name: str, what: str, seconds: float) -> bool:
-        return True
+    def spoil(self, names: Sequence[str], what: str, seconds: float) -> list[str]:
+        return list(names)
 
     def leave(self) -> int:
         return int(self.clients.leave())
@@ -170,6 +170,39 @@ def test_a_node_that_does_not_come_back_ends_the_faults(monkeypatch: pytest.Monk
     assert verdict.seconds < 4.0
 
 
+@pytest.mark.parametrize("trouble", ["", "lie", "hang"])
+def test_an_interrupt_gives_a_verdict_on_what_was_seen(trouble: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(trouble)
+    strike = Fault("struck", "", world.strike)
+
+    def interrupt(victims: Any, rng: random.Random) -> str:
+        time.sleep(0.5)
+        signal.raise_signal(signal.SIGINT)
+        return ""
+
+    interrupted = Fault("interrupted", "", interrupt)
+    monkeypatch.setattr(random.Random, "choice", lambda rng, given: given[bool(world.ended) and len(given) - 1])
+    verdict = disturb(world, monkeypatch, faults=[strike, interrupted], worker_wait_s=0.0, requests=10_000)
+    assert "interrupted" in verdict.interrupted
+    assert [cost.fault for cost in verdict.costs] == ["struck"]
+    assert bool(verdict.violations) == bool(trouble)
+    assert (verdict.speed, verdict.usage) == (None, {})
+    assert "Interrupted: 1 faults" in as_text(verdict)
+
+
+def test_a_run_without_an_end_has_a_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run, "END_S", -4.0)
+
+    def strike(victims: Any, rng: random.Random) -> str:
+        time.sleep(30)
+        return ""
+
+    verdict = disturb(World(), monkeypatch, faults=[Fault("endless", "", strike)], requests=10_000)
+    assert verdict.seconds < 5
+    assert ["no end in time" in one and "endless" in one for one in verdict.violations] == [True]
+    assert not verdict.interrupted
+
+
 def test_a_fault_that_hit_nobody_is_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     verdict = disturb(World(), monkeypatch, faults=[Fault("missed", "", lambda victims, rng: "")])
     assert (verdict.costs, verdict.violations) == ([], [])
@@ -220,6 +253,9 @@ def test_a_cluster_that_is_wrong_before_any_fault(monkeypatch: pytest.MonkeyPatc
     world.ended = True
     with pytest.raises(LaunchError, match="worker 0 did not serve within"):
         disturb(world, monkeypatch)
+    monkeypatch.setattr(run, "START_S", 0.01)
+    with pytest.raises(LaunchError, match="no answers of all nodes within"):
+        disturb(World(), monkeypatch)
 
 
 def test_the_same_seed_draws_the_same_faults(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,7 @@ import pytest
 
 from checkpoint.held import HELD, held_text
 from checkpoint.store import ExpertStore
-from odmoe.chaos.spoil import LINK, STORE, damaged, may_cut, spoil
+from odmoe.chaos.spoil import FROZEN, LINK, SLOW, STORE, damaged, during, may_cut, spoil
 from scheduler.errors import CorruptStoreError
 from scheduler.types import ExpertId
 
@@ -101,3 +101,19 @@ def test_a_link() -> None:
     spoil(LINK, ADDRESS, 3.0)
     until(lambda: ADDRESS in routes())
     until(lambda: ADDRESS not in routes())
+
+
+@pytest.mark.parametrize("what", [FROZEN, SLOW])
+def test_a_process_that_may_end_meanwhile(what: str) -> None:
+    with subprocess.Popen(["sleep", "60"]) as process:
+
+        def stands() -> bool:
+            return Path(f"/proc/{process.pid}/stat").read_text().split()[2] == "T"
+
+        spoil(what, str(process.pid), 2.0)
+        until(stands)
+        until(lambda: not stands())
+        time.sleep(1.0 + 2.0)
+        assert not stands()
+        process.kill()
+    during(what, str(process.pid), 0.1)

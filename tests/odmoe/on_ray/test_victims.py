@@ -1,4 +1,4 @@
-"""Signals to the processes of a cluster's nodes, without Ray, and what is told while the main node is away."""
+"""Faults of the processes of a cluster's nodes, without Ray, and what is told while the main node is away."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import ray
 
+from odmoe.chaos.spoil import FROZEN, LINK, STORE
 from odmoe.on_ray import victims
 from odmoe.on_ray.victims import NodeProcesses
 from scheduler.errors import LinkError
@@ -34,21 +35,24 @@ class Cluster:
     def pid(self, name: str) -> int:
         return self._pid
 
+    def store(self) -> str:
+        return "store"
+
 
 def processes(cluster: Cluster, here: bool = False) -> NodeProcesses:
     return NodeProcesses(cluster, here)  # type: ignore[arg-type]
 
 
-def test_signal_and_usage_on_another_host(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ray itself must take what is sent; here it runs at once."""
+def test_kill_and_usage_on_another_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ray itself must take what is sent; here it runs at once, in one process for each host."""
     asked: list[dict[str, float]] = []
 
-    def remote(call: Any) -> Any:
-        ray.remote(call)
+    def remote(hand: Any) -> Any:
+        ray.remote(hand)
 
         def options(resources: dict[str, float], **given: Any) -> Any:
             asked.append(resources)
-            return SimpleNamespace(remote=call)
+            return SimpleNamespace(remote=lambda: SimpleNamespace(do=SimpleNamespace(remote=hand().do)))
 
         return SimpleNamespace(options=options)
 
@@ -56,14 +60,37 @@ def test_signal_and_usage_on_another_host(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(victims, "get", lambda done, *rest: done)
     process = subprocess.Popen(["sleep", "60"])
     try:
-        found = processes(Cluster([WORKER], process.pid))
-        assert set(found.usage()) == {"main node", "worker 0"}
-        assert found.send("worker 0", signal.SIGKILL)
+        found = processes(Cluster([WORKER, OTHER], process.pid))
+        assert set(found.usage()) == {"main node", "worker 0", "worker 1"}
+        assert found.kill(["worker 0", "worker 7"]) == ["worker 0"]
         assert process.wait(10) == -signal.SIGKILL
+        assert found.kill(["worker 1"]) == []
     finally:
         process.kill()
         process.wait(10)
-    assert asked == [{"node:10.0.0.7": victims.TOUCH}] * 2
+    assert asked == [{f"node:{one['address']}": victims.TOUCH} for one in (WORKER, OTHER)]
+
+
+def test_what_is_spoilt_at_which_node(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The main node's address is cut off, the cluster's store damaged, a node's own process frozen."""
+    asked: list[tuple[str, Any]] = []
+
+    def begin(own: Any, host: str, call: Any, *args: Any) -> Any:
+        asked.append((host, args))
+        return lambda: None
+
+    monkeypatch.setattr(victims.ray.util, "get_node_ip_address", lambda: "10.0.0.1")
+    monkeypatch.setattr(NodeProcesses, "_begin", begin)
+    found = processes(Cluster([WORKER, OTHER], 77))
+    assert found.spoil(["worker 0", "worker 1"], LINK, 2.0) == ["worker 0", "worker 1"]
+    assert found.spoil(["worker 1"], STORE, 2.0) == ["worker 1"]
+    assert found.spoil(["main node", "worker 2"], FROZEN, 2.0) == ["main node"]
+    assert asked == [
+        ("10.0.0.7", (LINK, "10.0.0.1", 2.0)),
+        ("10.0.0.8", (LINK, "10.0.0.1", 2.0)),
+        ("10.0.0.8", (STORE, "store", 2.0)),
+        ("", (FROZEN, "77", 2.0)),
+    ]
 
 
 @pytest.mark.parametrize("rows", [None, []])
@@ -101,6 +128,10 @@ def test_links_are_cut_if_each_worker_has_a_host_of_its_own(
 ) -> None:
     """The main node's is 10.0.0.1; 10.0.0.9 does not let its links be changed."""
     monkeypatch.setattr(victims.ray.util, "get_node_ip_address", lambda: "10.0.0.1")
-    monkeypatch.setattr(NodeProcesses, "_on", lambda self, host, call: call is victims.may_cut and host != "10.0.0.9")
+
+    def begin(own: Any, host: str, call: Any, **given: Any) -> Any:
+        return lambda: call is victims.may_cut and host != "10.0.0.9"
+
+    monkeypatch.setattr(NodeProcesses, "_begin", begin)
     assert processes(Cluster(rows)).can_spoil() is able
     assert not processes(Cluster(rows), here=True).can_spoil()

@@ -7,11 +7,13 @@ import shutil
 import signal
 import threading
 import time
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 from odmoe.chaos.faults import MAIN, SHADOW
 from odmoe.chaos.load import Load
-from odmoe.chaos.spoil import LINK, damaged
+from odmoe.chaos.spoil import LINK, STORE, during
 from odmoe.chaos.usage import Usage, usage_of
 from support.faults.links import Relay
 from support.faults.nodes import Nodes
@@ -27,8 +29,6 @@ class DisturbedNodes:
         self._nodes: dict[str, NodeProcess] = {SHADOW: nodes.shadow}
         self._links: dict[str, Relay] = {}
         self._stores: dict[str, Path] = {}
-        self._last: dict[str, int] = {}
-        """Process of each node that got a signal: it may be another one by now."""
         for number in range(len(nodes.workers)):
             name = f"worker {number}"
             self._stores[name] = folder / name
@@ -50,28 +50,29 @@ class DisturbedNodes:
     def workers(self) -> list[str]:
         return list(self._links)
 
-    def send(self, name: str, number: signal.Signals, again: bool = False) -> bool:
-        if not again:
-            self._last[name] = self._nodes[name].pid
+    def kill(self, names: Sequence[str]) -> list[str]:
+        return [name for name in names if self._kill(name)]
+
+    def _kill(self, name: str) -> bool:
         try:
-            os.kill(self._last[name], number)
+            os.kill(self._nodes[name].pid, signal.SIGKILL)
         except ProcessLookupError:
             return False
         return True
 
-    def spoil(self, name: str, what: str, seconds: float) -> bool:
-        act = self._cut if what == LINK else self._damage
-        threading.Thread(target=act, args=(name, seconds), daemon=True).start()
-        return True
+    def spoil(self, names: Sequence[str], what: str, seconds: float) -> list[str]:
+        for name in names:
+            act = self._cut if what == LINK else partial(self._spoil, what)
+            threading.Thread(target=act, args=(name, seconds), daemon=True).start()
+        return list(names)
 
     def _cut(self, name: str, seconds: float) -> None:
         self._links[name].cut()
         time.sleep(seconds)
         self._links[name].mend()
 
-    def _damage(self, name: str, seconds: float) -> None:
-        with damaged(self._stores[name]):
-            time.sleep(seconds)
+    def _spoil(self, what: str, name: str, seconds: float) -> None:
+        during(what, str(self._stores[name] if what == STORE else self._nodes[name].pid), seconds)
 
     def leave(self) -> int:
         return self.clients.leave() if self.clients else 0

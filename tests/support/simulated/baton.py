@@ -125,7 +125,7 @@ class Baton:
     def _unwind(self) -> None:
         """Every task is made to end, one at a time. One that goes on all the same is a violation."""
         for task in self.tasks:
-            if not task.ended:
+            if task.started and not task.ended:
                 self.current = task
                 task.greenlet.throw(Killed)
         self.tasks = [task for task in self.tasks if task.started and not task.ended]

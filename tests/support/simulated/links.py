@@ -21,8 +21,8 @@ from wire.rpc import pulse
 from wire.rpc.quiet_grpc import grpc
 from wire.rpc.stream import EDGES, Stream, metadata_of, status_of
 
-WINDOW_BYTES = 64 * 1024
-"""On the way at most; gRPC's writer waits then."""
+WINDOW_BYTES = 256
+"""On the way at most; gRPC's writer waits then. As small as the messages are: a link that stalls is soon full."""
 CONNECT_S, RETRY_S = 1.0, 0.1
 PULSE = pulse.PULSE._replace(announced_bytes=200)
 """Outputs of a few rows are large here: they are announced, and wait behind others in the outbox."""
@@ -161,14 +161,15 @@ class Order:
             one.ended = ended
 
     def received(self, message: Message) -> None:
-        """The world ends if one is still to come whose sending had ended when this one's began."""
+        """The world ends if one is still to come that was sent before it by the same call, or by one that had ended."""
         key = _key(message)
         at = next((at for at, one in enumerate(self._sent) if one.key == key), None)
         if at is None:
             self._baton.fail(Violation(f"a message is received that was not sent, or once more: {key}"))
             return
         one = self._sent.pop(at)
-        before = next((other for other in self._sent[:at] if other.ended < one.began), None)
+        earlier = (other for other in self._sent[:at] if other.began == one.began or other.ended < one.began)
+        before = next(earlier, None)
         if before is not None:
             self._baton.fail(Violation(f"a message has overtaken another: {key} came before {before.key}"))
 
@@ -177,6 +178,7 @@ class Order:
 class _Sent:
     key: tuple[Any, ...]
     began: int
+    """The call of `send`."""
     ended: float = math.inf
 
 

@@ -132,6 +132,12 @@ def find(defect: str, most: int) -> str:
     return f"{defect}: NOT FOUND in {most} seeds"
 
 
+def _met(plan: Plan) -> set[str]:
+    """The kinds of fault in a plan."""
+    leaves = {"client leaves"} if any(one.fate != "end" for one in plan.clients) else set()
+    return {fault.kind for fault in plan.faults} | leaves or {"none"}
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description="Play seeds of the simulated world.")
     parser.add_argument("--seeds", type=int, default=1000, help="how many")
@@ -152,7 +158,7 @@ def main() -> int:
         began, errors, faults, tokens, violations = time.monotonic(), Counter[str](), Counter[str](), 0, 0
         for outcome in pool.map(_outcome, range(given.first, given.first + given.seeds), chunksize=10):
             errors.update(outcome.errors)
-            faults.update({fault.kind for fault in draw(outcome.seed).faults} or {"none"})
+            faults.update(_met(draw(outcome.seed)))
             tokens += outcome.tokens
             if outcome.violation:
                 violations += 1

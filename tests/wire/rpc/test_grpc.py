@@ -12,9 +12,9 @@ import grpc
 import pytest
 
 from scheduler.errors import ConfigError, HandshakeError, LaunchError, LinkError, ProtocolError, SecretError
-from support.nodes.streams import WAIT_S, Answering, EchoNode, Recorder
+from support.nodes.streams import PATIENT, WAIT_S, Answering, EchoNode, Recorder
 from wire import odmoe_pb2
-from wire.messages import MAX_ENCODED_BYTES, Align, Evict, Load, Loaded, Tensor
+from wire.messages import MAX_ENCODED_BYTES, Align, CloseRequest, Evict, Load, Loaded, Tensor
 from wire.odmoe_pb2_grpc import WorkerStub
 from wire.rpc import server as server_module
 from wire.rpc import stream
@@ -184,6 +184,16 @@ def test_messages_of_one_call_travel_as_one(kit):
     parts = [odmoe_pb2.ToWorker.FromString(part) for part in bundle.bundle.messages]
     assert [part.WhichOneof("message") for part in parts] == ["load", "evict"]
     assert (parts[0].load.load_id, parts[1].evict.slot, alone.load.load_id) == (1, 4, 2)
+
+
+def test_messages_of_one_call_travel_alone_where_there_is_no_bundle():
+    shadow = stream.EDGES["shadow"]
+    sending = stream.Stream(shadow.to_node, shadow.from_node, "the shadow", lambda: None, PATIENT)
+    sending.send(CloseRequest(1), CloseRequest(2))
+    sending.close()
+    sent = [odmoe_pb2.ToShadow.FromString(data).close_request.request for data in sending.outgoing()]
+    sending.read((), Recorder())
+    assert sent == [1, 2]
 
 
 @pytest.mark.parametrize("inner", [{"bundle": {"messages": [b""]}}, {"beat": {"coming": 0}}])

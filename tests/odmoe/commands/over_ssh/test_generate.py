@@ -81,8 +81,8 @@ class Head:
         patch.setattr(generate.Ssh, "for_cluster", lambda *of: contextlib.nullcontext(self))
         patch.setattr(generate, "relay", lambda remote: (0, ""))
 
-    def start(self, host: Any, command: str) -> Any:
-        return SimpleNamespace(send=self.answer, close=lambda: None)
+    def start(self, host: Any, command: str, grace_s: float) -> Any:
+        return SimpleNamespace(send=self.answer, close=lambda deadline_s: None)
 
     def answer(self, text: str) -> None:
         settings = json.loads(text)["settings"]
