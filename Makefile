@@ -35,7 +35,7 @@ test: lint types stubs-check  ## lint, types, stubs and the fast test suite
 
 # These have the machine to themselves: they start Ray, have bounds of seconds, or need a shadow that keeps up.
 ALONE := tests/system/on_ray tests/system/promises tests/system/testbed tests/system/test_ten_hosts.py \
-    tests/system/nodes/test_broken_blocks.py
+    tests/system/nodes/test_broken_blocks.py tests/system/commands/test_wheel.py
 
 # As root; a test that cannot run here (no sshd, no namespaces) is skipped and says why.
 test-system: env  ## the tests that start clusters: Ray, ssh, ten hosts, kills (21 minutes on two cores)
