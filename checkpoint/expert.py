@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import copy
-import itertools
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable
 from typing import Any
 
 import torch
@@ -39,6 +38,7 @@ class ExpertArithmetic:
         config = family.config_from_dict(config_fields)
         model = family.meta_model(config, family.parse_dtype(dtype))
         self._modules = {layer: module for layer, (_, module) in family.experts_modules(model).items()}
+        self._kinds = {layer: _kind(one, dict(one.named_parameters())) for layer, one in self._modules.items()}
         self._linear = linear
         self._plain: dict[tuple[object, ...], bool] = {}
         """Kind of experts -> whether plain arithmetic equals the module's."""
@@ -76,6 +76,10 @@ class ExpertArithmetic:
         """Whether the layer's experts hold their weights as [in, out]."""
         return bool(self._modules[layer].is_transposed)
 
+    def kind(self, layer: int) -> Hashable:
+        """The same for layers whose experts are computed in the same way."""
+        return self._kinds[layer]
+
     def is_plain(self, layer: int, views: Views) -> bool:
         """Whether plain arithmetic computes a layer's experts: not until `views` have held an expert that can tell."""
         module = self._modules[layer]
@@ -99,21 +103,6 @@ class ExpertArithmetic:
             if kind not in self._rowwise:
                 self._rowwise[kind] = _is_rowwise(module, views, self._linear)
             return self._rowwise[kind]
-
-
-def by_pass(compute: Compute, hidden: torch.Tensor, weights: torch.Tensor, passes: Sequence[int]) -> torch.Tensor:
-    """`hidden` [n, H] and `weights` [n] through an expert: [n, H]. `passes`: of each row, see `wire.messages.Compute`.
-
-    Rows of a pass are copied: the last bit of a float32 product depends on whether their address is aligned.
-    """
-    rows: dict[int, list[int]] = {}
-    for row, number in enumerate(passes):
-        rows.setdefault(number, []).append(row)
-    if len(rows) < 2:
-        return compute(hidden, weights)
-    order = torch.tensor(list(itertools.chain.from_iterable(rows.values())), device=hidden.device)
-    output = torch.cat([compute(hidden[some], weights[some]) for some in rows.values()])
-    return torch.empty_like(output).index_copy_(0, order, output)
 
 
 def _is_rowwise(module: Any, views: Views, linear: Linear) -> bool:

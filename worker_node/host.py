@@ -13,7 +13,8 @@ import torch
 
 from checkpoint import family
 from checkpoint.encoded_experts import EncodedExperts, few_or_many
-from checkpoint.expert import ExpertArithmetic, by_pass
+from checkpoint.expert import ExpertArithmetic
+from checkpoint.joint_rows import by_pass
 from checkpoint.manifest import checksum
 from checkpoint.native.parameters import ExpertParameters
 from checkpoint.sizes.message_limits import message_limits

@@ -15,7 +15,8 @@ from functools import partial
 import torch
 
 from checkpoint.devices.transfer import to_device, to_host
-from checkpoint.expert import ExpertArithmetic, by_pass
+from checkpoint.expert import ExpertArithmetic
+from checkpoint.joint_rows import JOINT, by_pass
 from checkpoint.kernels import SHARED_ROWS
 from checkpoint.sizes.message_limits import message_limits
 from checkpoint.store import ExpertStore
@@ -142,8 +143,12 @@ class Worker:
         run = partial(self.run, message.slot, message.layer, form)
         if not message.passes:
             return run(hidden, weights)
-        together = len(hidden) <= SHARED_ROWS and self.is_rowwise(message.slot, message.layer, form)
-        return run(hidden, weights) if together else by_pass(run, hidden, weights, message.passes)
+        if self.pace.is_emulated or not self._on_cpu:
+            return by_pass(run, hidden, weights, message.passes)
+        if len(hidden) <= SHARED_ROWS and self.is_rowwise(message.slot, message.layer, form):
+            return run(hidden, weights)
+        kind = self._arithmetic.kind(message.layer), form, self.restorer.layout(message.layer)
+        return JOINT.compute(kind, run, hidden, weights, message.passes)
 
     def run(self, slot: int, layer: int, form: str, hidden: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
         """`hidden` [n, H] and `weights` [n] through the expert of `layer` in `slot`: [n, H], where `hidden` was."""

@@ -6,6 +6,8 @@ restored expert is not written then.
 
 from __future__ import annotations
 
+from collections.abc import Hashable
+
 import torch
 
 from checkpoint.encoded_experts import EncodedExperts
@@ -104,7 +106,7 @@ class Restorer:
     def __init__(
         self, store: ExpertStore, arithmetic: ExpertArithmetic, forms: tuple[str, ...], device: str, threads: int
     ) -> None:
-        self._arithmetic = arithmetic
+        self._arithmetic, self._manifest = arithmetic, store.manifest
         self._parameters = ExpertParameters(store.manifest, forms, device, threads=threads)
         self._single_rows = SingleRows(store.manifest, arithmetic, self._parameters)
         self._encoded = EncodedExperts(store.manifest, arithmetic, device)
@@ -132,6 +134,10 @@ class Restorer:
     def restores(self, layer: int, form: str) -> bool:
         """Whether the experts of a layer are restored from this form; otherwise they are computed as they are."""
         return self._parameters.restores(layer, form)
+
+    def layout(self, layer: int) -> Hashable:
+        """The same for layers whose experts are stored, and multiplied, in the same way."""
+        return self._arithmetic.kernel, tuple((spec.name, spec.dtype) for spec in self._manifest.layers[layer].tensors)
 
     def compute(
         self,

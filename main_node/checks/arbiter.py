@@ -9,7 +9,8 @@ import torch
 
 from checkpoint.direct_io import open_direct, read_at
 from checkpoint.encoded_experts import EncodedExperts, few_or_many
-from checkpoint.expert import Compute, ExpertArithmetic, by_pass
+from checkpoint.expert import Compute, ExpertArithmetic
+from checkpoint.joint_rows import by_pass
 from checkpoint.kernels import EXACT, Linear
 from checkpoint.manifest import checksum
 from checkpoint.native.parameters import ExpertParameters

@@ -82,10 +82,10 @@ class Chooser:
         self._guide = follow(self.ends, vocabulary) if follow is not None else None
         own = processors_of(sampling, len(prompt), self._guide, vocabulary, self._device)
 
-        def processors(model: Any) -> Any:
-            config = make_config(model)  # Transformers changes it here
-            return model._get_logits_processor(
-                config, len(prompt), logits_processor=own, device=self._device, model_kwargs={}
+        def processors(other: Any) -> Any:
+            used = config if other is model else make_config(other)
+            return other._get_logits_processor(
+                used, len(prompt), logits_processor=own, device=self._device, model_kwargs={}
             )
 
         self._processors = _of_transformers(model, processors)

@@ -166,7 +166,7 @@ class LayerWork:
         if not (self.is_block or self.chunks) or command.stop - command.start == 1:
             return ()
         rows = self._tokens[command.expert.expert][command.start : command.stop].tolist()
-        return tuple(self.chunks[row] for row in rows) if self.chunks else tuple(rows)
+        return itemgetter(*rows)(self.chunks) if self.chunks else tuple(rows)
 
     def keep(self, command: t.Compute, output: torch.Tensor) -> None:
         """A worker's answer [n, H]."""

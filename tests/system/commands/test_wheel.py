@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tarfile
 import zipfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -51,6 +52,11 @@ def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return here / "bin"
 
 
+def shipped_demo(installed: Path) -> str:
+    where = "import odmoe.model_files as m; print(m.shipped_models()[m.DEMO])"
+    return run(installed / "python", "-c", where, PYTHONPATH="").strip()
+
+
 def test_what_is_in_it(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         names = set(archive.namelist())
@@ -71,8 +77,7 @@ def test_what_is_in_it(wheel: Path) -> None:
 def test_it_answers_outside_of_the_checkout(installed: Path, tmp_path: Path) -> None:
     cache = {"XDG_CACHE_HOME": str(tmp_path), "PYTHONPATH": ""}
     assert re.fullmatch(r"odmoe [\d.]+ \(0123abc\)\n", run(installed / "odmoe", "--version", **cache))
-    where = "import odmoe.model_files as m; print(m.shipped_models()[m.DEMO])"
-    demo = run(installed / "python", "-c", where, **cache).strip()
+    demo = shipped_demo(installed)
     assert Path(demo).is_relative_to(installed.parent)
     found = run(installed / "odmoe", "generate", "-m", demo, "--shadow", "none", "-n", "4", "-q", "HAMLET", **cache)
     assert found.strip()
@@ -100,3 +105,39 @@ def test_it_ships_the_code_that_a_checkout_ships(installed: Path, tmp_path: Path
 def test_the_shell_completes_flags(installed: Path) -> None:
     words = {"_ODMOE_COMPLETE": "complete_bash", "COMP_WORDS": "odmoe serve --api-k", "COMP_CWORD": "2"}
     assert run(installed / "odmoe", PYTHONPATH="", **words).split() == ["--api-key", "--api-key-file"]
+
+
+TESTBED = (sys.executable, "-m", "scripts.testbed")
+
+
+@pytest.fixture
+def cluster_file(tmp_path: Path) -> Iterator[Path]:
+    """Of a main node and two workers, in namespaces of their own: no host sees the installed wheel."""
+    here = {"PYTHONPATH": str(ROOT), "XDG_CONFIG_HOME": str(tmp_path / "config")}
+    check = subprocess.run([*TESTBED, "check"], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    if check.returncode:
+        pytest.skip(check.stderr.strip())
+    text = (ROOT / "cluster.yaml").read_text().replace("10.77.0.", "10.79.53.")
+    text = text.replace("cluster_name: odmoe", "cluster_name: odmoe-wheel").replace(
+        "~/.ssh/odmoe", str(tmp_path / "key")
+    )
+    text = re.sub(r" +shadow_node: .*\n", "", text)
+    file = tmp_path / "cluster.yaml"
+    file.write_text(re.sub(r"( +- \[10.*\n)( +- \[10.*\n)+", r"\1", text))
+    try:
+        run(*TESTBED, "up", "--cluster", file, **here)
+        yield file
+    finally:
+        run(*TESTBED, "down", "--cluster", file, **here)
+
+
+@pytest.mark.timeout(400)
+def test_it_brings_up_a_cluster(installed: Path, cluster_file: Path, tmp_path: Path) -> None:
+    """From nothing: keys, code, store, Ray and nodes; an answer; then nothing is left."""
+    here = {"PYTHONPATH": "", "XDG_CONFIG_HOME": str(tmp_path / "config"), "XDG_CACHE_HOME": str(tmp_path / "cache")}
+    odmoe, demo = installed / "odmoe", shipped_demo(installed)
+    prompt, tokens = "HAMLET", ("-n", "8", "-q", "--ignore-eos")
+    alone = run(odmoe, "generate", "-m", demo, "--shadow", "none", *tokens, prompt, **here)
+    run(odmoe, "up", cluster_file, "-m", demo, "--shadow", "none", **here)
+    assert run(odmoe, "generate", "--cluster", cluster_file, *tokens, prompt, **here) == alone
+    run(odmoe, "down", cluster_file, **here)
