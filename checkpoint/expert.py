@@ -67,6 +67,14 @@ class ExpertArithmetic:
         module = self._modules[layer]
         return _plain(module, product_of(_up(module)), product_of("down_proj"))
 
+    def products(self, layer: int) -> tuple[str, str]:
+        """The names of the weights of a layer's experts, in the order of their products."""
+        return _up(self._modules[layer]), "down_proj"
+
+    def activation(self, layer: int) -> Callable[[torch.Tensor], torch.Tensor]:
+        """What stands between the two products of a layer's experts."""
+        return _activation(self._modules[layer])
+
     def random_rows(self, layer: int, views: Views, count: int) -> tuple[torch.Tensor, torch.Tensor]:
         """[count, H] and routing weights [count] for a layer's experts, the same each time. Of `views`, see `bind`,
         shapes and dtypes are read."""

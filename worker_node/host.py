@@ -74,7 +74,7 @@ class HostPlace:
         self._arithmetic = arithmetic
         self._parameters = ExpertParameters(store.manifest, threads=torch.get_num_threads())
         self._encoded = EncodedExperts(store.manifest, arithmetic)
-        self._modules = ModuleCache(MODULES)
+        self._modules = ModuleCache[Module](MODULES)
         self.sessions: Sessions[_Session] = Sessions()
         self.costs = self.pace.costs or self._measured_costs()
         """Seconds that a computation takes, a call and a row: `pace`'s from a profile, otherwise measured here."""

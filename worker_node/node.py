@@ -7,7 +7,6 @@ hand-over per expert.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
@@ -20,7 +19,6 @@ from checkpoint.joint_rows import JOINT, by_pass
 from checkpoint.kernels import SHARED_ROWS
 from checkpoint.sizes.message_limits import message_limits
 from checkpoint.store import ExpertStore
-from checkpoint.tensors import received_tensor
 from scheduler.errors import ConfigError, ODMoEError, ProtocolError
 from scheduler.types import ExpertId
 from wire import runtime
@@ -44,10 +42,11 @@ from worker_node.loaders.base import Loader
 from worker_node.loaders.load_checks import LoadChecks
 from worker_node.measure import device_costs, host_load_s, load_bandwidth
 from worker_node.memory_watch import MemoryWatch
-from worker_node.module_cache import ModuleCache
+from worker_node.module_cache import Module, ModuleCache
 from worker_node.occupancy import SlotOccupancy
 from worker_node.part_keeper import PartKeeper
 from worker_node.part_watch import PartWatch
+from worker_node.ready import Group, ReadyComputations, row_count, rows_of
 from worker_node.restorer import Restorer
 from worker_node.session import ComputeSession
 from worker_node.slots import Slots
@@ -115,7 +114,7 @@ class Worker:
         self.loads = self.loads_from_memory = 0
         self.bytes_loaded = 0
         self._arithmetic = arithmetic
-        self._modules = ModuleCache(MODULES)
+        self._modules = ModuleCache[Module](MODULES)
         self.sessions: Sessions[_Session] = Sessions()
         self._memory_watch = MemoryWatch(name, loader.tier, self.loading, self._on_shrunk) if loader.tier else None
         self._part_watch = PartWatch(store, self.sessions, self._on_cpu or loader.tier is not None)
@@ -139,7 +138,7 @@ class Worker:
 
     def compute(self, message: Compute, form: str = "") -> torch.Tensor:
         """The message's rows [n, H] through the expert in its slot, held in `form`: [n, H]; see `run`."""
-        hidden, weights = received_tensor(message.hidden), received_tensor(message.weights)
+        hidden, weights = rows_of([message])
         run = partial(self.run, message.slot, message.layer, form)
         if not message.passes:
             return run(hidden, weights)
@@ -170,10 +169,18 @@ class Worker:
         """As `compute`, of several messages for one slot, in one computation."""
         if len(messages) == 1:
             return (self.compute(messages[0], form),)
-        hidden = [received_tensor(one.hidden) for one in messages]
-        weights = torch.cat([received_tensor(one.weights) for one in messages])
-        output = self.run(messages[0].slot, messages[0].layer, form, torch.cat(hidden), weights)
-        return output.split([len(rows) for rows in hidden])
+        output = self.run(messages[0].slot, messages[0].layer, form, *rows_of(messages))
+        return output.split(list(map(row_count, messages)))
+
+    def computes_together(self, layer: int, form: str) -> bool:
+        """Whether `compute_layer` computes a layer's experts. Not in emulated time, where each takes its own."""
+        return not self.pace.is_emulated and self.restorer.computes_together(layer, form)
+
+    def compute_layer(self, groups: Sequence[Group]) -> Sequence[torch.Tensor]:
+        """The rows of each group through the expert in its slot: [n, H]. All are of one layer, in the full form."""
+        slots = [self.slots.buffers[group.occupancy.slot] for group in groups]
+        hidden, weights = zip(*(rows_of(group.messages) for group in groups), strict=True)
+        return self.restorer.compute_together(slots, groups[0].occupancy.expert.layer, hidden, weights)
 
     def is_rowwise(self, slot: int, layer: int, form: str) -> bool:
         """Whether computations with the expert in a slot can be made together without another bit in any output.
@@ -203,11 +210,6 @@ class Worker:
         self.checks.close()
 
 
-def _count(message: Compute) -> int:
-    """Rows of a computation."""
-    return math.prod(message.weights.shape)
-
-
 class _Session(ComputeSession):
     """One main node's stream to this worker."""
 
@@ -216,8 +218,8 @@ class _Session(ComputeSession):
         self._worker = worker
         self._occupancies: dict[int, SlotOccupancy] = {}  # slot -> the expert that is in it, or on its way there
         self._slots = runtime.Lock()
-        self._queued = 0
-        """Computations that are ready and have not begun."""
+        self._ready = ReadyComputations()
+        """They have not begun."""
         self._loading = SerialThread(f"{worker.name}-load", self.report, worker.lent)
         one_slot = len(worker.slots.buffers) == 1
         self._computing = (
@@ -307,8 +309,7 @@ class _Session(ComputeSession):
     def _submit(self, occupancy: SlotOccupancy, message: Compute, received: float) -> None:
         """Called with the lock held: computations keep their order."""
         self._computing.lend(self._run_compute, occupancy)  # waits for this lock before it looks for something ready
-        occupancy.ready.append((message, received))
-        self._queued += 1
+        self._ready.add(occupancy, message, received)
 
     def _evict(self, slot: int) -> None:
         with self._slots:
@@ -318,9 +319,7 @@ class _Session(ComputeSession):
             occupancy.cancelled.cancel(self._worker.pace.now())
             free = occupancy.occupied and occupancy.loaded and not occupancy.computing
             occupancy.occupied = occupancy.occupied and not free
-            dropped = len(occupancy.ready)
-            self._queued -= dropped
-            occupancy.ready.clear()
+            dropped = self._ready.drop(occupancy)
             occupancy.waiting.clear()
         if dropped:  # outputs may wait to travel with theirs
             self.send_outputs()
@@ -398,53 +397,68 @@ class _Session(ComputeSession):
 
     def _run_compute(self, occupancy: SlotOccupancy) -> None:
         """On the computing thread, or a lent one. Computes what is ready first, and with it what can be."""
-        group: list[Compute] = []
+        groups: list[Group] = []
         try:
             with self._slots:
-                if not occupancy.ready:  # computed with an earlier one
+                if (first := self._ready.take(occupancy)) is None:  # computed with an earlier one
                     return
-                message, received = occupancy.ready.popleft()
-                group.append(message)
-                self._queued -= 1
-                occupancy.computing = not occupancy.cancelled.is_set()
-            if occupancy.computing:
-                joined = self._batch_with(occupancy, message)
-                group += [other for other, _ in joined]
-                received = joined[-1][1] if joined else received
-                self._compute_and_answer(occupancy, group, received)
+                groups.append(first)
+                if self._worker.computes_together(occupancy.expert.layer, occupancy.form):
+                    groups += self._ready.take_layer(first)
+            for group in groups:
+                self._join(group)
+            if len(groups) > 1:
+                self._compute_layer(groups)
+            elif occupancy.computing:
+                self._compute_and_answer(occupancy, first.messages, first.received)
             if not self._more():
                 self.send_outputs()
         except BaseException as error:  # a lent thread may be interrupted here
-            self._finish(occupancy, evict=False)
-            for message in group:
-                self.report(error, message)
+            for group in groups:
+                self._finish(group.occupancy, evict=False)
+                for message in group.messages:
+                    self.report(error, message)
             if not isinstance(error, Exception):
                 raise
 
-    def _batch_with(self, occupancy: SlotOccupancy, first: Compute) -> list[tuple[Compute, float]]:
+    def _compute_layer(self, groups: list[Group]) -> None:
+        """Experts of a layer in one go, with one hand-over to the threads that multiply."""
+        start = self._worker.pace.now()
+        try:
+            outputs = self._worker.compute_layer(groups)
+        except Exception:  # noqa: BLE001 - one of them is wrong
+            for group in groups:
+                self._compute_each(group.occupancy, group.messages, group.received)
+            return
+        each = (self._worker.pace.now() - start) / len(groups)
+        for number, (group, output) in enumerate(zip(groups, outputs, strict=True)):
+            if self.spans.on:
+                began = start + number * each
+                self.spans.add("compute", group.occupancy.label, began, began + each)
+            self._finish(group.occupancy, any(message.evict for message in group.messages))
+            for rows in output.split(list(map(row_count, group.messages))):
+                self.send_output(group.messages[0], rows, each, more=self._worker.lent is None)
+                del group.messages[0]
+
+    def _join(self, group: Group) -> None:
         """The computations of other requests that are made together with the first. Not in emulated time, in which
         each lasts as long as by the profile."""
-        worker = self._worker
+        worker, occupancy = self._worker, group.occupancy
         if not occupancy.ready or worker.pace.is_emulated:
-            return []
+            return
         try:
             if not worker.is_rowwise(occupancy.slot, occupancy.expert.layer, occupancy.form):
-                return []
+                return
         except (RuntimeError, ValueError, LookupError, MemoryError):  # no memory to find out: each by itself
-            return []
-        room = SHARED_ROWS - _count(first)
-        group: list[tuple[Compute, float]] = []
+            return
         with self._slots:
-            while occupancy.ready and (room := room - _count(occupancy.ready[0][0])) >= 0:
-                group.append(occupancy.ready.popleft())
-            self._queued -= len(group)
-        return group
+            self._ready.join(group)
 
     def _more(self) -> bool:
         """Another computation is ready, and the outputs so far may travel with its own. Not in emulated time, which
         counts each message, nor in one process, where none travels."""
         with self._slots:
-            return self._queued > 0 and not self._worker.pace.is_emulated and self._worker.lent is None
+            return self._ready.count > 0 and not self._worker.pace.is_emulated and self._worker.lent is None
 
     def _compute_and_answer(self, occupancy: SlotOccupancy, messages: list[Compute], received: float) -> None:
         """Takes each message from the list once it is answered. `received`: when the last of them came."""

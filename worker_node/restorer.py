@@ -6,11 +6,11 @@ restored expert is not written then.
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 
 import torch
 
-from checkpoint.encoded_experts import EncodedExperts
+from checkpoint.encoded_experts import EncodedExpert, EncodedExperts, compute_together
 from checkpoint.expert import Compute, ExpertArithmetic
 from checkpoint.manifest import Manifest
 from checkpoint.native.encoding import CODES
@@ -110,7 +110,7 @@ class Restorer:
         self._parameters = ExpertParameters(store.manifest, forms, device, threads=threads)
         self._single_rows = SingleRows(store.manifest, arithmetic, self._parameters)
         self._encoded = EncodedExperts(store.manifest, arithmetic, device)
-        self._of_slots = ModuleCache(MODULES)
+        self._of_slots = ModuleCache[EncodedExpert](MODULES)
         """Address of a slot and layer -> what computes few rows with the encoded expert in it."""
         self._modules: dict[int, Module] = {}
         self._rowwise: dict[tuple[int, int], bool] = {}
@@ -163,6 +163,17 @@ class Restorer:
                 self._single_rows.compare(slot, layer, hidden, weights, output)
             return output
 
+    def computes_together(self, layer: int, form: str) -> bool:
+        """Whether `compute_together` computes a layer's experts, held in this form."""
+        return not form and self._encoded.computes(layer)
+
+    def compute_together(
+        self, slots: Sequence[torch.Tensor], layer: int, hidden: Sequence[torch.Tensor], weights: Sequence[torch.Tensor]
+    ) -> Sequence[torch.Tensor]:
+        """As `compute`, of several experts of a layer, in their full form. Each has at most `MOST_ROWS` rows."""
+        with self._lock:
+            return compute_together([self._bound(slot, layer) for slot in slots], hidden, weights)
+
     def is_rowwise(self, slot: torch.Tensor, layer: int, form: str) -> bool:
         """See `ExpertArithmetic.is_rowwise`."""
         with self._lock:
@@ -179,7 +190,7 @@ class Restorer:
         with self._lock:
             self._restore(slot, layer, form)
 
-    def _bound(self, slot: torch.Tensor, layer: int) -> Compute:
+    def _bound(self, slot: torch.Tensor, layer: int) -> EncodedExpert:
         return self._of_slots.get((slot.data_ptr(), layer), lambda: self._encoded.bind(slot, layer))
 
     def _restore(self, slot: torch.Tensor, layer: int, form: str, occupancy: Occupancy | None = None) -> Module:

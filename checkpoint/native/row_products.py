@@ -1,17 +1,21 @@
-"""Products of a few rows with an encoded weight that is not restored: the kernel `fast` for encoded weights.
+"""Products of a few rows with encoded weights that are not restored: the kernel `fast` for encoded weights.
 
 The encoded bytes are read once, for all rows. Sums are in float32 or exact, in another order than those of the product
 with the restored weight, so the last bit may differ; values are not rounded to the weight's dtype before. Each row has
-the same bits whatever the other rows are.
+the same bits whatever the other rows are, and whatever thread computes it.
+
+What of a product stays the same is found out when it is bound. A call fills an array of integers, and is handed over to
+torch's threads once, for all products that are made together.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
-from functools import partial
+from collections.abc import Callable, Sequence
+from functools import cache
 from typing import Any
 
+import numpy as np
 import torch
 
 from checkpoint.family import dtype_name
@@ -21,7 +25,8 @@ from checkpoint.native.fp8 import Fp8
 from checkpoint.native.integers import MINIMUM_UNITS, MINIMUMS, ORDER, SCALE_UNITS, ZEROS, Integers
 from checkpoint.native.mxfp4 import BLOCK, Mxfp4
 from checkpoint.native.routine_check import first_use
-from checkpoint.native.threads import in_shares
+from checkpoint.native.team import Task
+from checkpoint.tensors import round_up
 
 MOST_ROWS = 32
 """With more, restoring the weight costs less than reading its codes for each four of them."""
@@ -31,20 +36,118 @@ _LARGEST_CHUNK = 256
 """Columns: 8 bits times 16 bits, so many of them, fit into 32."""
 
 _EVEN = 64
-"""Of the outputs of a thread there is a multiple, so that tiles of MXFP4 do not overlap."""
+"""Of the outputs of a share there is a multiple, so that tiles of MXFP4 do not overlap."""
 
-_THREAD_BYTES = 1 << 25
-"""Encoded bytes for each thread. For fewer a second thread makes a token slower: torch's own threads wait in a loop for
-the next product, and take the core from it."""
+_THREAD_BYTES = 1 << 18
+"""Encoded bytes for each thread: for fewer, a hand-over takes as long as the product."""
 
 _ROW_DTYPES = (torch.bfloat16, torch.float16)
 _INSTEAD = "experts are restored before they are multiplied, which takes several times as long"
 
-RowProduct = Callable[[torch.Tensor], torch.Tensor]
-"""[n, in] -> [n, out], in the rows' dtype; n of 1 to `MOST_ROWS`."""
-
 _lock = threading.Lock()
-_compiled: dict[tuple[object, ...], bool] = {}
+_kinds: dict[tuple[object, ...], Kind | None] = {}
+
+
+Sizes = tuple[int, int, int, int]
+"""Inputs, outputs, chunks and groups of inputs. No groups: the inputs are in float32."""
+
+
+class RowScratch:
+    """Scratch memory of products that never run at the same time: as much as the largest asked for."""
+
+    def __init__(self) -> None:
+        self._held = torch.empty(0, dtype=torch.uint8)
+
+    def address(self, nbytes: int) -> int:
+        """Of at least so many bytes, which stay until the next call."""
+        if len(self._held) < nbytes:
+            self._held = torch.empty(nbytes, dtype=torch.uint8)
+        return self._held.data_ptr()
+
+
+class Kind:
+    """What products have in common that can be made together: the routine, and sizes."""
+
+    def __init__(self, task: Any, dtype: torch.dtype, sizes: Sizes, scratch: tuple[int, int]) -> None:
+        """`scratch`: bytes of a thread, and for each output of a share."""
+        self.dtype = dtype
+        self.inputs, self.outputs, self.chunks, self.groups = sizes
+        self.task = Task(task)
+        self.quantiser = _quantiser(dtype_name(dtype)) if self.groups else None
+        self._scratch = scratch
+
+    def share(self, products: int, threads: int) -> int:
+        """Outputs that a thread takes at a time. What is read in rows of all outputs is divided as seldom as can be."""
+        if not self._scratch[1]:
+            return _EVEN
+        return round_up(-(-self.outputs // (1 if products % threads == 0 else threads)), _EVEN)
+
+    def scratch_bytes(self, share: int) -> int:
+        return round_up(self._scratch[0] + share * self._scratch[1], _EVEN)
+
+
+@cache
+def _quantiser(dtype: str) -> Task:
+    from checkpoint.native.row_tasks import quantising_task  # loads numba: not before it is needed
+
+    return Task(quantising_task(dtype))
+
+
+class RowProduct:
+    """The product of a few rows with one weight: [n, in] -> [n, out], in the rows' dtype; n of 1 to `MOST_ROWS`."""
+
+    def __init__(self, kind: Kind, fields: Sequence[int], parts: Parts, scratch: RowScratch) -> None:
+        """`fields`: of the weight, see `row_tasks`. The parts stay where they are."""
+        self.kind, self.scratch = kind, scratch
+        self.nbytes = sum(part.nbytes for part in parts.values())
+        self._parts = parts
+        self._fields = np.array(fields, dtype=np.int64)
+        self.address = self._fields.ctypes.data
+
+    def __call__(self, rows: torch.Tensor) -> torch.Tensor:
+        return multiply([self], rows, [len(rows)])
+
+
+def multiply(products: Sequence[RowProduct], rows: torch.Tensor, counts: Sequence[int]) -> torch.Tensor:
+    """Products of one kind, in one hand-over. `counts`: rows of each, one after the other [sum of counts, in], or the
+    same rows for all [n, in]. What is found lies one after the other: [sum of counts, out]."""
+    first, total = products[0], sum(counts)
+    kind, count = first.kind, len(rows)
+    if rows.dtype is not kind.dtype or rows.shape[1:] != (kind.inputs,):  # compiled routines check no bounds
+        raise ValueError(f"rows are {rows.dtype} {list(rows.shape)}; the weight takes {kind.dtype} [n, {kind.inputs}]")
+    are_shared = count != total
+    if any(one.kind is not kind for one in products) or (are_shared and any(one != count for one in counts)):
+        raise ValueError(f"{count} rows for {len(products)} products of {list(counts)} rows, or these differ in kind")
+    given, found = rows.contiguous() if kind.groups else rows.float().contiguous(), torch.empty(total, kind.outputs)
+    threads = max(min(torch.get_num_threads(), sum(one.nbytes for one in products) // _THREAD_BYTES), 1)
+    places, at = np.empty((len(products), 4), dtype=np.int64), 0
+    for number, (product, of_product) in enumerate(zip(products, counts, strict=True)):
+        places[number] = product.address, 0 if are_shared else at, at, of_product
+        at += of_product
+    share = kind.share(len(products), threads)
+    shares = -(-kind.outputs // share)
+    parts = [round_up(count * n, _EVEN) for n in (2 * kind.inputs, 4 * kind.chunks, 4 * kind.groups)]
+    each = kind.scratch_bytes(share)
+    room = first.scratch.address(sum(parts) + threads * each)
+    inputs = room if kind.groups else given.data_ptr()
+    ends = room + parts[0], room + parts[0] + parts[1], room + sum(parts)
+    call = np.array(
+        [
+            *(0, 0, shares * len(products), shares, share, kind.outputs, places.ctypes.data),
+            *(found.data_ptr(), given.data_ptr(), count, inputs, ends[0], ends[1]),
+            *(kind.inputs, kind.chunks, kind.groups, ends[2], each),
+        ],
+        dtype=np.int64,
+    )
+    address = call.ctypes.data
+    if kind.quantiser is not None:
+        kind.quantiser.run(address, 1)
+    kind.task.run(address, threads)
+    return found.to(rows.dtype)
+
+
+Bound = tuple[Kind, tuple[int, ...]]
+"""A weight: its kind and fields, see `row_tasks`."""
 
 
 def row_products(
@@ -55,171 +158,93 @@ def row_products(
 
     `scratch`: may be shared by products that never run at the same time.
     """
-    if dtype not in _ROW_DTYPES or any(part.device.type != "cpu" for part in parts.values()):
+    there = all(part.device.type == "cpu" and part.is_contiguous() for part in parts.values())
+    if dtype not in _ROW_DTYPES or not there:
         return None
-    scratch = scratch or RowScratch()
-    bound: _Bound | None = None
+    bound: Bound | None = None
     if isinstance(encoding, Integers) or (isinstance(encoding, Codebook) and TABLE not in parts):
-        bound = _bind_integers(shape, parts, dtype, scratch)
+        bound = _bind_integers(shape, parts, dtype)
     elif isinstance(encoding, Fp8):
-        bound = _bind_fp8(shape, parts, dtype, scratch)
+        bound = _bind_fp8(shape, parts, dtype)
     elif isinstance(encoding, Mxfp4):
-        bound = _bind_mxfp4(shape, parts, dtype, scratch)
-    inputs, outputs = shape if encoding.inputs_first else reversed(shape)
-    if bound is None or not _compiles(bound, inputs, dtype):
-        return None
-    return partial(_multiply, bound, (dtype, inputs, outputs), sum(part.nbytes for part in parts.values()))
+        bound = _bind_mxfp4(shape, parts, dtype)
+    return None if bound is None else RowProduct(*bound, parts, scratch or RowScratch())
 
 
-class RowScratch:
-    """Scratch memory of products: arrays of numpy by thread and use, each as large as its largest user asked for."""
-
-    def __init__(self) -> None:
-        self._held: dict[tuple[int, str], torch.Tensor] = {}
-
-    def array(self, thread: int, use: str, count: int, dtype: torch.dtype = torch.float32) -> Any:
-        held = self._held.get((thread, use))
-        if held is None or len(held) < count:
-            held = self._held[thread, use] = torch.empty(count, dtype=dtype)
-        return held[:count].numpy()
-
-
-class _Bound:
-    """The routines of one weight."""
-
-    def __init__(
-        self, key: tuple[object, ...], inputs: Callable[[torch.Tensor], Any], run: Callable[..., None]
-    ) -> None:
-        self.key = key
-        """The same for weights whose routines are compiled together."""
-        self.inputs = inputs
-        """Makes what `run` takes of rows."""
-        self.run = run
-        """(found float32 [n, out], inputs, thread, first, last)"""
-
-
-def _multiply(bound: _Bound, sizes: tuple[torch.dtype, int, int], nbytes: int, rows: torch.Tensor) -> torch.Tensor:
-    dtype, inputs, outputs = sizes
-    if rows.dtype is not dtype or rows.shape[1:] != (inputs,):  # compiled routines check no bounds
-        raise ValueError(f"rows are {rows.dtype} {list(rows.shape)}; the weight takes {dtype} [n, {inputs}]")
-    found = torch.empty(len(rows), outputs)
-    given, target = bound.inputs(rows.contiguous()), found.numpy()
-    threads = max(min(torch.get_num_threads(), nbytes // _THREAD_BYTES), 1)
-    in_shares(partial(bound.run, target, given), outputs, threads, _EVEN)
-    return found.to(rows.dtype)
-
-
-def _compiles(bound: _Bound, columns: int, dtype: torch.dtype) -> bool:
-    """Whether its routines are compiled, which the first question does: it multiplies one row with no outputs."""
+def _kind(
+    make: Callable[..., Any],
+    of: tuple[object, ...],
+    dtype: torch.dtype,
+    sizes: Sizes,
+    scratch: tuple[int, int],
+) -> Kind | None:
+    """One for all that `make` makes of this. The first question compiles; None where that fails."""
+    key = make, of, dtype, sizes
     with _lock:
-        if bound.key not in _compiled:
-
-            def use() -> bool:
-                with torch.inference_mode():
-                    bound.run(torch.empty(1, 0).numpy(), bound.inputs(torch.zeros(1, columns, dtype=dtype)), 0, 0, 0)
-                return True
-
-            _compiled[bound.key] = bool(first_use(use, _INSTEAD))
-        return _compiled[bound.key]
+        if key not in _kinds:
+            _kinds[key] = first_use(lambda: Kind(make(*of), dtype, sizes, scratch), _INSTEAD)
+        return _kinds[key]
 
 
-def _bind_integers(shape: tuple[int, int], parts: Parts, dtype: torch.dtype, scratch: RowScratch) -> _Bound | None:
+def _bind_integers(shape: tuple[int, int], parts: Parts, dtype: torch.dtype) -> Bound | None:
     rows, columns = shape
     groups = parts[SCALES].shape[1]
     width = chunk_width(columns // groups)
     if ORDER in parts or not width:
         return None
     from checkpoint.native import row_routines as routines  # loads numba: not before it is needed
+    from checkpoint.native.packed_vectors import is_packed
+    from checkpoint.native.row_tasks import integer_task
 
-    scale_kind, scale = _levels(parts, SCALES, SCALE_UNITS)
-    offset_kind, other, other_kind = routines.MIDDLE, scale, scale_kind
+    scales, of_scales = _levels(parts, SCALES, SCALE_UNITS)
+    offsets, other, of_other = routines.MIDDLE, scales, of_scales
     if MINIMUMS in parts:
-        offset_kind, (other_kind, other) = routines.MINIMUMS, _levels(parts, MINIMUMS, MINIMUM_UNITS)
+        offsets, (other, of_other) = routines.MINIMUMS, _levels(parts, MINIMUMS, MINIMUM_UNITS)
     elif ZEROS in parts:
-        offset_kind, other = routines.ZEROS, (parts[ZEROS].view(-1).numpy(), scale[1])
-    chunks, name = columns // width, dtype_name(dtype)
-    codes = parts[CODES].view(rows, -1).numpy()
-
-    def inputs(given: torch.Tensor) -> tuple[Any, ...]:
-        return _quantised(given, name, chunks, groups)
-
-    bits = 8 * codes.shape[1] // columns
-    product = routines.integer_product(bits, scale_kind, offset_kind, other_kind)
-
-    def run(found: Any, given: tuple[Any, ...], thread: int, first: int, last: int) -> None:
-        own = (
-            scratch.array(thread, "numbers", columns, torch.uint8),
-            scratch.array(thread, "scales", routines.WEIGHT_ROWS * groups),
-            scratch.array(thread, "offsets", routines.WEIGHT_ROWS * groups),
-        )
-        product(found, given, codes, scale, other, first, last, own)
-
-    return _Bound(("integers", bits, scale_kind, offset_kind, other_kind, name), inputs, run)
+        offsets, other, of_other = routines.ZEROS, (scales[0], "uint8"), (parts[ZEROS].data_ptr(), 0, 0)
+    chunks, code_bytes = columns // width, parts[CODES].numel() // rows
+    bits = 8 * code_bytes // columns
+    direct = width if is_packed(bits, width, groups, chunks) else 0
+    own = columns + 8 * routines.WEIGHT_ROWS * groups
+    kind = _kind(integer_task, (bits, scales, offsets, other, direct), dtype, (columns, rows, chunks, groups), (own, 0))
+    return None if kind is None else (kind, (parts[CODES].data_ptr(), code_bytes, *of_scales, *of_other))
 
 
-def _quantised(rows: torch.Tensor, dtype: str, chunks: int, groups: int) -> tuple[Any, Any, Any]:
-    """Rows as integers, a step for each of so many chunks, and sums of groups: see `row_routines.quantiser`."""
-    from checkpoint.native.row_routines import quantiser  # loads numba: not before it is needed
-
-    count = len(rows)
-    found = torch.empty(rows.shape, dtype=torch.int16).numpy()
-    steps, sums = torch.empty(count, chunks).numpy(), torch.empty(count, groups).numpy()
-    quantiser(dtype)(rows.view(torch.uint16).numpy(), found, steps, sums)
-    return found, steps, sums
-
-
-def _levels(parts: Parts, name: str, units: str) -> tuple[str, tuple[Any, Any]]:
-    """The kind of scales or minimums, see `row_routines.LEVELS`, and their values and units."""
+def _levels(parts: Parts, name: str, units: str) -> tuple[tuple[str, str], tuple[int, int, int]]:
+    """Of scales or minimums: the kind, see `row_routines.LEVELS`, and the dtype in which numpy holds them; addresses of
+    values and units, and how many units a row has."""
     values = parts[name]
     if units in parts:
-        return "steps", (values.view(-1).numpy(), parts[units].view(torch.uint16).numpy())
-    none = torch.empty((0, 0), dtype=torch.uint16).numpy()
-    raw = values if values.dtype is torch.float32 else values.view(torch.uint16)
-    return dtype_name(values.dtype), (raw.view(-1).numpy(), none)
+        held = dtype_name(values.dtype)
+        return ("steps", held), (values.data_ptr(), parts[units].data_ptr(), parts[units].shape[1])
+    held = "float32" if values.dtype is torch.float32 else "uint16"
+    return (dtype_name(values.dtype), held), (values.data_ptr(), 0, 0)
 
 
-def _bind_fp8(shape: tuple[int, int], parts: Parts, dtype: torch.dtype, scratch: RowScratch) -> _Bound | None:
+def _bind_fp8(shape: tuple[int, int], parts: Parts, dtype: torch.dtype) -> Bound | None:
     rows, columns = shape
     scales = parts[SCALES]
     chunks = scales.shape[1]
     if scales.dtype is not torch.float32 or columns // chunks % _LANES:
         return None
-    from checkpoint.native import row_routines as routines  # loads numba: not before it is needed
+    from checkpoint.native.row_tasks import fp8_task  # loads numba: not before it is needed
 
-    codes, levels, name = parts[CODES].view(rows, columns).numpy(), scales.numpy(), dtype_name(dtype)
-
-    def inputs(given: torch.Tensor) -> tuple[Any, ...]:
-        return (given.float().numpy(),)
-
-    product = routines.fp8_product()
-
-    def run(found: Any, given: tuple[Any, ...], thread: int, first: int, last: int) -> None:
-        product(found, *given, codes, levels, first, last, scratch.array(thread, "scales", chunks))
-
-    return _Bound(("fp8", name), inputs, run)
+    kind = _kind(fp8_task, (), dtype, (columns, rows, chunks, 0), (4 * chunks, 0))
+    return None if kind is None else (kind, (parts[CODES].data_ptr(), len(scales), scales.data_ptr(), 0, 0, 0, 0, 0))
 
 
-def _bind_mxfp4(shape: tuple[int, int], parts: Parts, dtype: torch.dtype, scratch: RowScratch) -> _Bound | None:
+def _bind_mxfp4(shape: tuple[int, int], parts: Parts, dtype: torch.dtype) -> Bound | None:
     inputs, outputs = shape
     if not torch.cpu.get_capabilities().get("avx2"):
         return None
     from checkpoint.native import mxfp4_routines as routines  # loads numba: not before it is needed
+    from checkpoint.native.row_tasks import mxfp4_task
 
     if outputs < 2 * routines.NARROW or outputs % 2:
         return None
-    codes, scales = parts[CODES].view(inputs, outputs // 2).numpy(), parts[SCALES].numpy()
-    blocks, name = inputs // BLOCK, dtype_name(dtype)
-
-    def quantised(given: torch.Tensor) -> tuple[Any, ...]:
-        return _quantised(given, name, blocks, 1)[:2]
-
-    product = routines.mxfp4_product()
-
-    def run(found: Any, given: tuple[Any, ...], thread: int, first: int, last: int) -> None:
-        columns = last - first + 2 * routines.WIDE
-        product(found, *given, codes, scales, first, last, scratch.array(thread, "columns", routines.ROWS * columns))
-
-    return _Bound(("mxfp4", name), quantised, run)
+    each = 4 * routines.ROWS
+    kind = _kind(mxfp4_task, (), dtype, (inputs, outputs, inputs // BLOCK, 1), (2 * routines.WIDE * each, each))
+    return None if kind is None else (kind, (parts[CODES].data_ptr(), 0, parts[SCALES].data_ptr(), 0, 0, 0, 0, 0))
 
 
 def chunk_width(group: int) -> int:

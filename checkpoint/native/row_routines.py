@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from numba import float32, int16, uint32
 
+from checkpoint.native.packed_vectors import dots_of_packed
 from checkpoint.native.routines import _float_of_bits, _float_of_half, compiled
 from checkpoint.native.row_vectors import ROWS, dots_of_eights, dots_of_numbers, unpacker
 
@@ -156,11 +157,13 @@ def _multiply(dots: Any, input_bytes: int) -> Any:
 
 
 @cache
-def integer_product(bits: int, scales: str, offsets: str, minimums: str) -> Any:
+def integer_product(bits: int, scales: str, offsets: str, minimums: str, width: int = 0) -> Any:
     """The product with integers of so many bits (`checkpoint/native/integers.py`), whose scales, and minimums if there
-    are any, are of these kinds, see `LEVELS`; `offsets`: MIDDLE, ZEROS or MINIMUMS."""
+    are any, are of these kinds, see `LEVELS`; `offsets`: MIDDLE, ZEROS or MINIMUMS. `width`: columns of a group, where
+    packed rows are multiplied as they are, see `packed_vectors.is_packed`."""
     read_scales, make_offsets = LEVELS[scales], _offsets(bits, offsets, minimums)
-    multiply, unpack, is_packed = _multiply(dots_of_numbers, 2), unpacker(bits), bits < 8
+    multiply = _multiply(dots_of_packed(bits, width) if width else dots_of_numbers, 2)
+    unpack, unpacks = unpacker(bits), bits < 8 and not width
 
     @compiled
     def product(found: Any, given: Any, codes: Any, scale: Any, other: Any, first: int, last: int, own: Any) -> None:
@@ -181,7 +184,7 @@ def integer_product(bits: int, scales: str, offsets: str, minimums: str) -> Any:
             levels = scales.ctypes.data, offsets.ctypes.data
             for row in range(count):
                 address = packed + (begin + row) * codes.shape[1]
-                if is_packed:
+                if unpacks:
                     unpack(unpacked, address, columns)
                     address = unpacked
                 theirs = levels[0] + row * groups * 4, levels[1] + row * groups * 4

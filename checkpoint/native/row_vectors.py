@@ -78,7 +78,7 @@ def floats_of_integers(builder: Any, vector: Any) -> Any:
     return builder.sitofp(vector, ir.VectorType(FLOAT, vector.type.count))
 
 
-def _sum_of_lanes(builder: Any, vector: Any) -> Any:
+def sum_of_lanes(builder: Any, vector: Any) -> Any:
     name = f"llvm.vector.reduce.fadd.v{vector.type.count}f32"
     add = vector_function(builder, name, FLOAT, [FLOAT, vector.type])
     return builder.call(add, [ir.Constant(FLOAT, -0.0), vector], fastmath=("reassoc",))
@@ -184,7 +184,7 @@ class _Dot:
                 self._subtract_offset(group.index)
         for row, (total, less) in enumerate(zip(self._totals, self._less, strict=True)):
             place = builder.add(self._found, builder.mul(self._apart, long(row)))
-            value = builder.fsub(_sum_of_lanes(builder, builder.load(total)), builder.load(less))
+            value = builder.fsub(sum_of_lanes(builder, builder.load(total)), builder.load(less))
             builder.store(value, pointer(builder, place, FLOAT))
 
     def _add_chunk(self, chunk: Any) -> None:

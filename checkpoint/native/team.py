@@ -1,0 +1,54 @@
+"""One hand-over to torch's own threads.
+
+Torch's threads wait in a loop for their next operation. Other threads would have to take the cores from them, which
+makes a second thread slower than none. So compiled tasks run on torch's, of the calling thread: GNU's OpenMP, which
+torch's wheels bring along, starts them by one function.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from functools import cache, partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from checkpoint.native.threads import together
+
+Start = Callable[[int, int, int, int], None]
+
+
+class Task:
+    """A task, compiled by `numba.cfunc` from void(voidptr). It must divide its work by itself."""
+
+    def __init__(self, task: Any) -> None:
+        self._compiled = task
+        self._address = task.address
+        self._call = task.ctypes
+
+    def run(self, data: int, threads: int) -> None:
+        """Call it with the address of its data on so many threads at once, of which the caller is one. Python's lock is
+        not held meanwhile."""
+        if threads == 1:
+            self._call(data)
+        elif (start := _torch_start()) is not None:
+            start(self._address, data, threads, 0)
+        else:
+            together([partial(self._call, data)] * threads, with_caller=True)
+
+
+@cache
+def _torch_start() -> Start | None:
+    """GOMP_parallel of the library that torch has loaded. None for a torch with other threads."""
+    if not torch.backends.openmp.is_available():
+        return None
+    for path in sorted((Path(torch.__file__).parent / "lib").glob("libgomp*.so*")):
+        start = getattr(ctypes.CDLL(str(path)), "GOMP_parallel", None)
+        if start is not None:
+            start.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint)
+            start.restype = None
+            found: Start = start
+            return found
+    return None
