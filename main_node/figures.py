@@ -91,6 +91,9 @@ class ClusterFigures:
     form_costs: dict[str, tuple[float, float]]
     """By form: seconds to load an expert, and to restore it for a computation, measured when the workers started (the
     median worker). Empty where forms are not chosen by their costs."""
+    prediction_step_s: tuple[float, float] | None
+    """Median seconds of a decode step with the main model's predictions and without them, of the last trial. If they
+    cost more than they save, no more were made. None where none was made (`--predictions`)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -109,9 +109,8 @@ class MainNode:
         if needs_watch(strategy) and drafts is not None:
             raise ConfigError("--draft needs a system whose policies read no scores of gates, such as od-moe; give 0")
         if needs_watch(strategy):
-            watch = GateWatch(
-                self.model, strategy, self.shape, self._cache, prediction.token_file, prediction.learning_rate
-            )
+            weights, rate, trial = prediction.token_file, prediction.learning_rate, engine.prediction_trial
+            watch = GateWatch(self.model, strategy, self.shape, self._cache, weights, rate, trial)
         self.experts = RemoteExperts(engine, watch)
         dispatch_experts(self.model, self._experts_of)
         self._output_layer = OutputLayer(self.model, self._scores)

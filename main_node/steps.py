@@ -204,6 +204,8 @@ class Steps:
         if self._engine.deadlines.waited_s == waited_s:
             rows, seconds = sum(job.one.tokens for job in jobs), self._engine.pace.now() - began
             prefill = any(job.prefill for job in jobs)
+            if not prefill:
+                self._engine.prediction_trial.on_step(rows, seconds)
             self._on_step_ended([job.request for job in jobs], rows, seconds, not prefill)
 
     def _on_ended(self, jobs: list[PassJob], began: float) -> None:

@@ -24,7 +24,7 @@ _TRIAL_TOKENS, _TRIAL_STEPS = 5, 3
 
 
 class _ReachedError(Exception):
-    """The next gate has fired; nothing after it is needed."""
+    """The next gate has fired, or its input is there; nothing after it is needed."""
 
 
 @dataclass(slots=True)
@@ -51,21 +51,27 @@ class RunAhead:
         self._kept = Captured()
         self._ahead: _Ahead | None = None
         self._trial: Callable[[int, torch.Tensor], torch.Tensor] | None = None
+        self._ends_at_block = True
+        """What the next gate's block is called with is the gate's input, so that nothing of the block need run."""
         self._undo: list[Callable[[], object]] = []
         self._blocks = _blocks(model)
         self._kinds = getattr(model.config.get_text_config(), "layer_types", None) or ["?"] * len(self._blocks)
-        for layer, (_, experts) in family.experts_modules(model).items():
+        for layer, (name, experts) in family.experts_modules(model).items():
+            moe = model.get_submodule(name.rpartition(".")[0])
             self._undo.append(
                 self._blocks[layer].register_forward_pre_hook(self._make_call_hook(layer), with_kwargs=True).remove
             )
             self._wrap(experts, self._experts(layer, experts.forward))
+            self._undo.append(moe.register_forward_pre_hook(self._make_block_hook(layer)).remove)
             for part in _parts_before(self._blocks[layer], experts):
                 self._wrap(part, self._part(layer, part))
         for layer, block in enumerate(self._blocks):
             if layer not in gates.layers and layer < gates.layers[-1]:  # nothing runs ahead after the last gate
                 self._undo.append(block.register_forward_pre_hook(self._make_call_hook(layer), with_kwargs=True).remove)
         try:
-            self._prove(model)
+            if not self._is_proved(model):
+                self._ends_at_block = False
+                self._prove(model)
         except UnsupportedFamilyError:
             self.close()
             raise
@@ -89,7 +95,7 @@ class RunAhead:
             return None
         cache = self._cache()
         copied = _Borrowed(cache, layer, until)
-        self._ahead = _Ahead(layer, given)
+        self._ahead = ahead = _Ahead(layer, given)
         try:
             with self._gates.aside() as outputs:
                 args, kwargs = self._kept.calls[layer]
@@ -103,6 +109,8 @@ class RunAhead:
                     hidden = self._blocks[at](*args, **kwargs)
                     hidden = hidden[0] if isinstance(hidden, tuple) else hidden
         except _ReachedError:
+            if ahead.gate_input is not None:
+                return self._gates.ranked_at(until, ahead.gate_input)
             return self._gates.ranked_scores(until, outputs)
         finally:
             self._ahead = None
@@ -177,7 +185,25 @@ class RunAhead:
 
         return run
 
+    def _make_block_hook(self, layer: int) -> Callable[..., None]:
+        """Of the block of a layer's gate and experts."""
+
+        def hook(_module: torch.nn.Module, args: tuple[Any, ...]) -> None:
+            ahead = self._ahead
+            if ahead is not None and ahead.layer != layer and self._ends_at_block and args:
+                ahead.gate_input = args[0].reshape(-1, args[0].shape[-1])
+                raise _ReachedError
+
+        return hook
+
     # --- does it fit this family? -------------------------------------------------------------------------------
+
+    def _is_proved(self, model: Any) -> bool:
+        try:
+            self._prove(model)
+        except UnsupportedFamilyError:
+            return False
+        return True
 
     def _prove(self, model: Any) -> None:
         """Raises UnsupportedFamilyError."""
@@ -231,13 +257,15 @@ class RunAhead:
 
 
 class _Ahead:
-    """One run ahead, in which `layer`'s experts output `given`. `counts` are the calls of each part in it."""
+    """One run ahead, in which `layer`'s experts output `given`. `counts` are the calls of each part in it.
+    `gate_input` [1, H]: of the next gate, where the run has ended before it."""
 
-    __slots__ = ("counts", "given", "layer")
+    __slots__ = ("counts", "gate_input", "given", "layer")
 
     def __init__(self, layer: int, given: torch.Tensor) -> None:
         self.layer, self.given = layer, given
         self.counts: dict[int, int] = {}
+        self.gate_input: torch.Tensor | None = None
 
 
 class _Borrowed:

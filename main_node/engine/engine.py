@@ -18,6 +18,7 @@ from main_node.engine.pace import Pace, RealPace
 from main_node.engine.part_copies import PartCopies
 from main_node.engine.peer import held_of, prediction_of
 from main_node.engine.peers import Peers
+from main_node.engine.prediction_trial import PredictionTrial
 from main_node.engine.sequence import shadow_messages
 from main_node.engine.tracing import EventSpans, MainSpans, gather
 from main_node.figures import ClusterFigures
@@ -77,6 +78,7 @@ class Engine:
         self.spans = MainSpans(hello.trace, self.pace.now)
         self._requests: dict[int, Request] = {}
         """Those that are open, by number. Changed with the lock held."""
+        self.prediction_trial = PredictionTrial(weighs=False)
         self.prediction_filter = PredictionFilter(self._requests, LOOKAHEAD, len(core.shape.layers))
         self.departure = departure
         self._lock = runtime.RLock()
@@ -454,6 +456,7 @@ class Engine:
                 forms=sorted(self.core.forms, key=FORMS.index),
                 smaller_forms=[form for form in self.core.strategy.precision.forms if form != FULL],
                 form_costs=self.core.form_costs,
+                prediction_step_s=self.prediction_trial.step_s,
             )
 
     def token_traffic(self, number: int) -> dict[str, int] | None:

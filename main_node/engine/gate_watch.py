@@ -14,6 +14,7 @@ from checkpoint.linear_batch import at_once
 from checkpoint.prediction.run_ahead import Captured
 from main_node.engine.foresight import AttentionForesight, TokenForesight, make_foresight
 from main_node.engine.layer import LayerWork
+from main_node.engine.prediction_trial import PredictionTrial
 from scheduler import types as t
 from scheduler.policies.strategy import Strategy
 
@@ -36,8 +37,8 @@ class PassMemory:
 class GateWatch:
     """Made only for a strategy that reads any of it. `cache`: returns the KV cache of the request whose pass is under
     way. `token_file`: weights of the token-wise predictor, which learns with every decoded token
-    where its `learning_rate` is more than 0. Raises UnsupportedFamilyError for a family whose gates give
-    no scores."""
+    where its `learning_rate` is more than 0. `trial`: says whether decode passes predict; always if not given. Raises
+    UnsupportedFamilyError for a family whose gates give no scores."""
 
     def __init__(
         self,
@@ -47,7 +48,9 @@ class GateWatch:
         cache: Callable[[], Any],
         token_file: Path | None,
         learning_rate: float = 0.0,
+        trial: PredictionTrial | None = None,
     ) -> None:
+        self._trial = trial or PredictionTrial(weighs=False)
         self._gates = Gates(model)
         self._scores = strategy.wants_scores
         kind = strategy.predictor.foresight
@@ -88,12 +91,16 @@ class GateWatch:
         layer.reweigh = reweigh
 
     def ahead(self, visit: t.Visit, layer: LayerWork) -> Iterable[t.Foreseen]:
-        """The expected scores of later gates, computed while the workers compute this layer."""
+        """The expected scores of later gates, computed while the workers compute this layer. Where the trial weighs
+        them, the output of a layer whose experts are all there is not run ahead: its true gate comes as soon."""
         try:
             if self._foresight is None or (isinstance(self._foresight, TokenForesight) and not self._memory.final):
                 return ()
+            if len(layer.hidden) == 1 and not self._trial.predicts:
+                return ()
             with at_once():
-                return self._foresight.ahead(visit, layer.hidden, lambda: layer.partial(PARTIAL_S))
+                partial = lambda: layer.partial(PARTIAL_S, not self._trial.weighs)  # noqa: E731
+                return self._foresight.ahead(visit, layer.hidden, partial)
         finally:
             self._gates.forget(visit.layer)
 

@@ -138,12 +138,14 @@ class LayerWork:
         self._owed = set(resident)
         self._here = not resident
 
-    def partial(self, within_s: float) -> torch.Tensor | None:
-        """The output of the resident experts [T, H], once they have answered. None: not within that time, or the layer
-        has ended."""
+    def partial(self, within_s: float, if_all: bool = True) -> torch.Tensor | None:
+        """The output of the resident experts [T, H], once they have answered. None: not within that time, the layer has
+        ended, or all experts are resident and the output is not wanted `if_all` are."""
         if not self._until(lambda: self._here, within_s, foresight=True) or any(
             expert not in self._outputs for expert in self._resident
         ):
+            return None
+        if not if_all and self._resident.issuperset(self._counts):
             return None
         return self._combine(self._resident)
 

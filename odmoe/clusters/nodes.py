@@ -189,6 +189,8 @@ def make_main(settings: Settings, store: ExpertStore, engine: Engine, shadow: Sh
     if settings.has_drafts:
         late = settings.system_config.departure == LATE
         drafts = DraftSource(settings.draft, late, prompt=settings.draft_from == "prompt")
+    kept = settings.record is not None or engine.pace.profile_name is not None  # emulated ones cost nothing
+    engine.prediction_trial.weighs = settings.predictions == "auto" and not kept
     return MainNode(
         store,
         engine,

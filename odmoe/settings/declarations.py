@@ -396,6 +396,13 @@ class Declarations(MemorySettings):
         output_file=True,
     )
 
+    predictions: str = one_of(
+        "auto",
+        ("auto", "always"),
+        "Have the main model predict where that saves time (auto), or always, as the papers and recordings do",
+        heading="Experiments",
+        fixed="running",
+    )
     smaller_forms: str = one_of(
         "auto",
         ("auto", "always"),

@@ -88,6 +88,7 @@ class LoadKeywords(PolicyKeywords, total=False):
     ignore_eos: bool
     trace: File | None
     record: File | None
+    predictions: str
     smaller_forms: str
     mini_batch: int | None
     kernel: str

@@ -49,7 +49,9 @@ SHADOW = (
     "draft",
 )
 SMALLER = ("smaller_forms",)
-_TOKEN_WISE = ("prefetch", "token_predictor", "predictor_learning_rate")
+_FORESEES = ("predictions",)
+_BY_GATES = ("prefetch", *_FORESEES)
+_TOKEN_WISE = ("prefetch", "token_predictor", "predictor_learning_rate", *_FORESEES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,20 +81,24 @@ PREDICTORS: dict[str, Choice[Predictor]] = {
     "none": Choice("No prediction: loads begin at the gate", lambda shape, c: NoPrediction(shape)),
     "random": Choice("Random experts (OD-MoE Fig. 8)", lambda shape, c: RandomPredictor(shape)),
     "next-gate": Choice(
-        "The next layer's gate on this layer's gate input", lambda shape, c: NextGate(shape, c.prefetch), ("prefetch",)
+        "The next layer's gate on this layer's gate input",
+        lambda shape, c: NextGate(shape, c.prefetch),
+        _BY_GATES,
     ),
-    "cross-layer": Choice("Cross-layer gate above a percentile (Fate 4.2)", lambda shape, c: CrossLayer(shape)),
+    "cross-layer": Choice(
+        "Cross-layer gate above a percentile (Fate 4.2)", lambda shape, c: CrossLayer(shape), _FORESEES
+    ),
     "impact": Choice(
         "Gates of three layers, by hidden load time (HybriMoE)",
         lambda shape, c: _from("baselines.hybrimoe").Impact(shape, **_drop_none(prefetch=c.prefetch)),
-        ("prefetch",),
+        _BY_GATES,
     ),
     "next-layer": Choice(
         "The next layer's attention and gate (Importance 5.2)",
         lambda shape, c: NextLayer(shape, c.alpha),
-        ("alpha",),
+        ("alpha", *_FORESEES),
     ),
-    "stacked": Choice("Gates of three layers (HOBBIT)", lambda shape, c: Stacked(shape, c.prefetch), ("prefetch",)),
+    "stacked": Choice("Gates of three layers (HOBBIT)", lambda shape, c: Stacked(shape, c.prefetch), _BY_GATES),
     "token-wise": Choice(
         "A trained network a layer, N experts (SMOE IV-D)",
         lambda shape, c: TokenWise(shape, **_drop_none(prefetch=c.prefetch)),
@@ -301,6 +307,12 @@ def forms_of(system: SystemConfig) -> tuple[str, ...]:
     """The forms in which experts are loaded. Raises ConfigError."""
     check(system)
     return PRECISIONS[system.precision].forms
+
+
+def foresees(system: SystemConfig) -> bool:
+    """Whether the main model computes what its predictor reads. Raises ConfigError."""
+    check(system)
+    return strategy_of(ModelShape((0,), 2, 1), system).predictor.foresight is not None
 
 
 def reads_scores(system: SystemConfig) -> bool:

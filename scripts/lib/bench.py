@@ -22,7 +22,7 @@ from odmoe.settings.settings import Settings, available_cores
 from odmoe.start import start_cluster
 from odmoe.stores import with_forms
 from scheduler.errors import ConfigError
-from scheduler.policies.registry import forms_of
+from scheduler.policies.registry import foresees, forms_of
 from scripts.lib import peers
 from scripts.lib.clusters import open_model
 from scripts.lib.flags import common_flags, experiment_flags, parse_flags, positive
@@ -219,8 +219,10 @@ class Bench:
     def _settings(self, model: str, variant: str, room: dict[str, Any]) -> Settings:
         common_to_all = {"workers": 1, "loader": "disk", "cluster": "embedded", **room}
         found = Settings(model=model, dtype=self.args.dtype, **(common_to_all | self.variants[variant]))
-        # As published: papers compare systems with the forms that they name, not with those that pay here.
-        return found.replace(smaller_forms="always") if any(forms_of(found.system_config)) else found
+        # As published: papers compare systems with what they name, not with what pays here.
+        system = found.system_config
+        named = {"smaller_forms": any(forms_of(system)), "predictions": foresees(system)}
+        return found.replace(**{field: "always" for field, is_read in named.items() if is_read})
 
     def answer(self, model: str, variant: str, budget: int, number: int, place: int = 0) -> dict[str, Any]:
         """Figures of prompt `number` of those that are measured; `refused`: why it cannot be, where it cannot.

@@ -242,6 +242,7 @@ def _prediction(report: Report, served: Settings) -> list[Line]:
             f"{count_text(report.unpredicted, 'expert')} in layers without a prediction",
             shown=report.unpredicted > 0,
         ),
+        Line("predictions", *_prediction_costs(report.cluster)),
         Line(
             "hits",
             f"{report.hits / max(1, report.named):.1%} of the experts used were in a slot when the gate fired",
@@ -258,6 +259,15 @@ def _prediction(report: Report, served: Settings) -> list[Line]:
             shown=report.drafted > 0,
         ),
     ]
+
+
+def _prediction_costs(cluster: ClusterFigures) -> tuple[str, bool]:
+    """What they cost and save, and whether there is anything to say."""
+    if cluster.prediction_step_s is None:
+        return "", False
+    with_s, without_s = cluster.prediction_step_s
+    outcome = "made" if with_s <= without_s else "left out"
+    return f"{outcome}: a step takes {_ms(with_s)} with them and {_ms(without_s)} without", True
 
 
 def _loads(reports: Sequence[Report]) -> list[Line]:

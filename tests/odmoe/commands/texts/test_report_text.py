@@ -72,6 +72,7 @@ CLUSTER: dict[str, Any] = {
     "forms": [""],
     "smaller_forms": [],
     "form_costs": {},
+    "prediction_step_s": None,
 }
 
 
