@@ -158,3 +158,18 @@ def test_up_again_finds_nothing_to_change_where_a_host_has_a_device(
     store: Any = SimpleNamespace(manifest=SimpleNamespace(model_digest="f", dtype="float32"))
     assert _differs(made.serving(), given, store, whole=True) is None
     made.stop()
+
+
+@pytest.mark.parametrize(("cluster", "replicas"), [("auto", 2), ("auto", None), ("local", 2)])
+def test_replicas_of_the_cluster_file_are_kept(
+    cluster: str, replicas: int | None, world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On one machine there are no parts, and the head's file is another cluster's."""
+    asked: list[tuple[Any, ...]] = []
+    monkeypatch.setattr(Closable, "keep_replicas", lambda self, *given: asked.append(given), raising=False)
+    monkeypatch.setattr(actors, "replicas_of_launcher", lambda: replicas)
+    monkeypatch.setattr(actors, "own_host", lambda settings: "127.0.0.1")
+    made = Main(SETTINGS.replace(cluster=cluster, launch_timeout=90.0), "store")
+    made.start()
+    assert [given[1:] for given in asked] == ([(2, 90.0)] if (cluster, replicas) == ("auto", 2) else [])
+    made.stop()
