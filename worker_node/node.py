@@ -47,7 +47,7 @@ from worker_node.occupancy import SlotOccupancy
 from worker_node.part_keeper import PartKeeper
 from worker_node.part_watch import PartWatch
 from worker_node.ready import Group, ReadyComputations, row_count, rows_of
-from worker_node.restorer import Restorer
+from worker_node.restorer import MODULES, Restorer
 from worker_node.session import ComputeSession
 from worker_node.slots import Slots
 from worker_node.worker_threads import WorkerThreads
@@ -57,9 +57,6 @@ SLOT_DEADLINE_S = 60.0
 
 QUICK_LOAD_S = 200e-6
 """A shorter load is not handed to another thread: the hand-over would take as long."""
-
-MODULES = 4096
-"""Modules kept, one a slot and layer. A cache of thousands of slots would otherwise make one for each of both."""
 
 
 class Worker:
@@ -400,17 +397,13 @@ class _Session(ComputeSession):
         groups: list[Group] = []
         try:
             with self._slots:
-                if (first := self._ready.take(occupancy)) is None:  # computed with an earlier one
-                    return
-                groups.append(first)
-                if self._worker.computes_together(occupancy.expert.layer, occupancy.form):
-                    groups += self._ready.take_layer(first)
+                groups += self._ready.take(occupancy, self._worker.computes_together)
             for group in groups:
                 self._join(group)
             if len(groups) > 1:
                 self._compute_layer(groups)
-            elif occupancy.computing:
-                self._compute_and_answer(occupancy, first.messages, first.received)
+            elif groups and occupancy.computing:
+                self._compute_and_answer(occupancy, groups[0].messages, groups[0].received)
             if not self._more():
                 self.send_outputs()
         except BaseException as error:  # a lent thread may be interrupted here
@@ -431,10 +424,10 @@ class _Session(ComputeSession):
                 self._compute_each(group.occupancy, group.messages, group.received)
             return
         each = (self._worker.pace.now() - start) / len(groups)
-        for number, (group, output) in enumerate(zip(groups, outputs, strict=True)):
+        for group, output in zip(groups, outputs, strict=True):
             if self.spans.on:
-                began = start + number * each
-                self.spans.add("compute", group.occupancy.label, began, began + each)
+                self.spans.add("compute", group.occupancy.label, start, start + each)
+                start += each
             self._finish(group.occupancy, any(message.evict for message in group.messages))
             for rows in output.split(list(map(row_count, group.messages))):
                 self.send_output(group.messages[0], rows, each, more=self._worker.lent is None)

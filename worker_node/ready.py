@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -36,16 +36,23 @@ class ReadyComputations:
         self._occupancies[occupancy] = None
         self.count += 1
 
-    def take(self, occupancy: SlotOccupancy) -> Group | None:
-        """Its first computation, which is about to be made. None where that was made with an earlier one."""
+    def take(self, occupancy: SlotOccupancy, computes_together: Callable[[int, str], bool]) -> list[Group]:
+        """Its first computation, which is about to be made, and those of its layer where the worker makes these
+        together. Empty where it was made with an earlier one."""
         if not occupancy.ready:
-            return None
+            return []
+        first = self._take(occupancy)
+        if not computes_together(occupancy.expert.layer, occupancy.form):
+            return [first]
+        return [first, *self._take_layer(first)]
+
+    def _take(self, occupancy: SlotOccupancy) -> Group:
         message, received = occupancy.ready.popleft()
         self._left(occupancy, 1)
         occupancy.computing = not occupancy.cancelled.is_set()
         return Group(occupancy, [message], received)
 
-    def take_layer(self, first: Group) -> list[Group]:
+    def _take_layer(self, first: Group) -> list[Group]:
         """What is ready of other experts of the layer, in the full form, and few rows in all. Not of a slot that is to
         be evicted, which comes free sooner if it is alone, nor of several passes."""
         if not _joins(first.messages[0]) or not first.occupancy.computing:
@@ -57,7 +64,7 @@ class ReadyComputations:
             if other.expert.layer != first.occupancy.expert.layer or other.form or other.cancelled.is_set():
                 continue
             if _joins(ahead) and (room := room - row_count(ahead)) >= 0:
-                found += filter(None, [self.take(other)])
+                found.append(self._take(other))
         return found
 
     def join(self, group: Group) -> None:

@@ -22,7 +22,7 @@ from wire import runtime
 from worker_node.module_cache import Module, ModuleCache
 
 MODULES = 4096
-"""Slots and layers whose products are kept bound, some 10 KiB each."""
+"""Slots and layers whose modules or products are kept bound, some 10 KiB each: one for all would be too many."""
 
 Occupancy = tuple[int, int]
 """A slot, and how often it was occupied: as long as both are the same, so is the expert."""

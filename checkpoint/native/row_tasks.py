@@ -73,7 +73,7 @@ def _pointer(_context: Any, _address: Any) -> Any:
 def _task(product: Any) -> Any:
     """`product(call, weight, place, first, last, scratch)`: fields, the outputs to compute, and an address."""
 
-    @cfunc(types.void(types.voidptr))
+    @cfunc(types.void(types.voidptr), error_model="numpy")
     def task(address: Any) -> None:
         call = carray(address, FIELDS, np.int64)
         shares, each, share, outputs = call[SHARES], call[SHARES_OF_PRODUCT], call[SHARE], call[OUTPUTS]
@@ -178,7 +178,7 @@ def quantising_task(dtype: str) -> Any:
     """Makes a call's inputs, steps and sums of its rows, of this dtype of 16 bits, see `row_routines.quantiser`."""
     quantise = quantiser(dtype)
 
-    @cfunc(types.void(types.voidptr))
+    @cfunc(types.void(types.voidptr), error_model="numpy")
     def task(address: Any) -> None:
         call = carray(address, FIELDS, np.int64)
         count = call[ROWS]

@@ -7,7 +7,9 @@ torch's wheels bring along, starts them by one function.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import os
 from collections.abc import Callable
 from functools import cache, partial
 from pathlib import Path
@@ -42,11 +44,10 @@ class Task:
 @cache
 def _torch_start() -> Start | None:
     """GOMP_parallel of the library that torch has loaded. None for a torch with other threads."""
-    if not torch.backends.openmp.is_available():
-        return None
-    for path in sorted((Path(torch.__file__).parent / "lib").glob("libgomp*.so*")):
-        start = getattr(ctypes.CDLL(str(path)), "GOMP_parallel", None)
-        if start is not None:
+    package = Path(torch.__file__).parent
+    for path in (*package.glob("lib/libgomp*.so*"), *package.parent.glob("torch.libs/libgomp*.so*")):
+        with contextlib.suppress(OSError):  # it is not loaded
+            start = ctypes.CDLL(str(path), mode=os.RTLD_NOW | os.RTLD_NOLOAD).GOMP_parallel
             start.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint)
             start.restype = None
             found: Start = start

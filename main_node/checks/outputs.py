@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 
 from checkpoint.family import dtype_name
@@ -9,6 +11,9 @@ from checkpoint.tensors import received_tensor
 from scheduler.errors import ProtocolError
 from wire.checksums import tensor_checksum
 from wire.messages import Computed, LocalTensor, Tensor
+
+_SURELY = 0.98
+"""More than a root of `rough_square` may be wrong by."""
 
 
 def read_output(output: Tensor | LocalTensor, hidden: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
@@ -40,12 +45,22 @@ _LONG = 1 << 13
 def is_usable(output: torch.Tensor) -> bool:
     """Its norm is a finite float32: the model's own normalisation could not use any other, though each element may be
     finite."""
-    flat = output.flatten()
-    if flat.dtype is not torch.bfloat16 or len(flat) < _LONG:
-        total = torch.dot(flat, flat).item()
-        if total - total == 0:
+    if output.dtype is not torch.bfloat16 or output.numel() < _LONG:
+        if math.isfinite(rough_square(output)):
             return True
-    return bool(torch.linalg.vector_norm(flat, dtype=torch.float32).square().isfinite())
+    return bool(torch.linalg.vector_norm(output, dtype=torch.float32).square().isfinite())
+
+
+def rough_square(tensor: torch.Tensor) -> float:
+    """Of its norm, in its own dtype: within 1 %, or infinite where that has no room for it. One operation."""
+    flat = tensor.flatten()
+    return torch.dot(flat, flat).item()
+
+
+def grew_less(output: torch.Tensor, hidden: torch.Tensor, gain: float) -> bool:
+    """Whether one row [1, H] surely grew less than that, see `gains`. Where it is close, the answer is no."""
+    before = rough_square(hidden)
+    return math.isfinite(before) and rough_square(output) < (_SURELY * gain) ** 2 * before
 
 
 def gains(output: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:

@@ -13,7 +13,7 @@ import torch
 from checkpoint.devices.transfer import to_host
 from main_node.checks.arbiter import Arbiter
 from main_node.checks.audits import MOST_BYTES, SMALLER, Case, agree, in_doubt, liars
-from main_node.checks.outputs import gains, is_finite, is_intact, is_usable, read_output
+from main_node.checks.outputs import gains, grew_less, is_finite, is_intact, is_usable, read_output
 from main_node.checks.suspects import Source
 from main_node.checks.verification import Verification
 from main_node.engine.layer import LayerWork
@@ -142,9 +142,11 @@ class OutputChecks:
         source = self._peers.suspects.source(call.worker)
         if (call.worker, call.slot) in self._smaller:
             return
+        kept = request.largest_gains
+        if len(hidden) == 1 and source in kept and grew_less(output, hidden, kept[source][0]):
+            return
         most, row = gains(output, hidden).nan_to_num(nan=0.0).max(0)  # NaN: a row of zeros of zeros
         gain, at = most.item(), int(row)
-        kept = request.largest_gains
         if source in kept and gain <= kept[source][0]:
             return
         rows = slice(at, at + 1)

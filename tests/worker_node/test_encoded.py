@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from queue import Queue
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 import torch
 
@@ -12,14 +17,22 @@ from checkpoint.native.encodings import ENCODINGS
 from checkpoint.native.row_products import MOST_ROWS
 from checkpoint.sharding.source import open_source
 from checkpoint.store import ExpertStore
+from checkpoint.tensors import received_tensor, tensor_bytes
 from main_node.checks.arbiter import Arbiter
 from scheduler.types import ExpertId
 from support.models import packed, published
 from support.models.checkpoints import build
 from support.models.store_making import shard
+from support.nodes.worker_desk import hello
+from wire.inprocess import connect
+from wire.lent_threads import LentThreads
+from wire.messages import Compute, Load, Loaded, LocalTensor, Message
+from worker_node.form_choice import FormChoice
 from worker_node.host import HostPlace
 from worker_node.loaders.make import make_loader
+from worker_node.node import Worker
 from worker_node.restorer import Restorer
+from worker_node.worker_threads import WorkerThreads
 
 WIDTH = 128
 
@@ -71,3 +84,43 @@ def test_few_rows_are_computed_without_a_restored_expert(store: ExpertStore, mon
         loader.close()
         place.close()
         arbiter.close()
+
+
+def test_a_layers_experts_are_computed_in_one_go(store: ExpertStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three experts, with bits of their own computations. One that frees its slot is computed alone."""
+    manifest = store.manifest
+    if ENCODINGS[manifest.encoding].inputs_first and not torch.cpu.get_capabilities().get("avx2"):
+        pytest.skip("there is no product with MXFP4 for this processor")
+    arithmetic, lent, answers = ExpertArithmetic(manifest.config, manifest.dtype, FAST), LentThreads(), Queue[Message]()
+    worker = Worker(
+        "worker", store, arithmetic, make_loader("memory", store), FormChoice(slots=4), WorkerThreads(lent=lent)
+    )
+    together: list[int] = []
+    before = Restorer.compute_together
+
+    def watched(self: Restorer, slots: Sequence[torch.Tensor], *of: Any) -> Sequence[torch.Tensor]:
+        together.append(len(slots))
+        return before(self, slots, *of)
+
+    monkeypatch.setattr(Restorer, "compute_together", watched)
+    hidden = [torch.randn(rows, WIDTH).bfloat16() for rows in (1, 3, 1, 1)]
+    weights = [torch.rand(len(rows)).bfloat16() for rows in hidden]
+    handler = SimpleNamespace(on_message=answers.put, on_close=lambda error: None)
+    try:
+        session = connect(worker, handler)
+        session.send(hello(store))
+        answers.get(timeout=60)
+        for slot in range(4):
+            session.send(Load(1 + slot, slot, 0, slot))
+        assert {type(answers.get(timeout=60)) for _ in range(4)} == {Loaded}
+        expected = [worker.run(slot, 0, "", hidden[slot], weights[slot]) for slot in range(4)]
+        with lent.lend():
+            for slot in range(4):
+                rows = (LocalTensor(one[slot], tensor_bytes) for one in (hidden, weights))
+                session.send(Compute(10 + slot, slot, 0, slot, *rows, evict=slot == 2))
+            assert lent.run_until(lambda: answers.qsize() == 4, 60)
+        found = {answer.call_id: received_tensor(answer.output) for answer in (answers.get() for _ in range(4))}
+        assert all(torch.equal(found[10 + slot], expected[slot]) for slot in range(4))
+        assert together == [3]
+    finally:
+        worker.close()

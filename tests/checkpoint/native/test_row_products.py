@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from checkpoint.native.encoding import CODES, SCALES, Encoding, Parts
 from checkpoint.native.encodings import ENCODINGS, FP8, GGML_INTEGERS, INTEGERS, MXFP4
 from checkpoint.native.integers import MINIMUM_UNITS, MINIMUMS, ORDER, SCALE_UNITS, ZEROS, packed_rows
-from checkpoint.native.row_products import MOST_ROWS, RowScratch, chunk_width, row_products
+from checkpoint.native.row_products import MOST_ROWS, RowScratch, chunk_width, multiply, row_products
 
 Weight = tuple[str, tuple[int, int], dict[str, torch.Tensor]]
 """Encoding, shape and parts."""
@@ -78,11 +78,13 @@ def restored(encoding: Encoding, shape: tuple[int, int], parts: Parts) -> torch.
     return target.double() if encoding.inputs_first else target.double().t()
 
 
-@pytest.fixture(params=[1, 2], autouse=True)
+@pytest.fixture(params=["one thread", "threads of torch", "other threads"], autouse=True)
 def threads(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr("checkpoint.native.row_products._THREAD_BYTES", 1 << 10)
+    if request.param == "other threads":
+        monkeypatch.setattr("checkpoint.native.team._torch_start", lambda: None)
     before = torch.get_num_threads()
-    torch.set_num_threads(request.param)
+    torch.set_num_threads(1 if request.param == "one thread" else 2)
     yield
     torch.set_num_threads(before)
 
@@ -110,6 +112,35 @@ def test_products_are_those_with_restored_weights(weight: Weight, count: int, dt
     sums = rows.double().abs() @ full.abs() * 2.0**-18 + 2.0**-24
     assert bool(((found.double() - expected).abs() <= expected.abs() * 2.0**-8 + steps + sums).all())
     assert torch.equal(torch.cat([product(row) for row in rows.split(1)]), found), "rows depend on each other"
+
+
+@pytest.mark.parametrize("name", [INTEGERS, MXFP4])
+def test_products_in_one_hand_over_have_the_bits_of_each_alone(name: str) -> None:
+    """Whatever thread computes what."""
+    made, scratch = torch.Generator().manual_seed(0), RowScratch()
+    encoding, shape = ENCODINGS[name], (192, 320)
+    inputs = shape[0] if encoding.inputs_first else shape[1]
+
+    def weight() -> Parts:
+        if name == MXFP4:
+            codes = torch.randint(0, 256, (192 * 160,), dtype=torch.uint8, generator=made)
+            return {CODES: codes, SCALES: torch.randint(112, 124, (6, 320), dtype=torch.uint8, generator=made)}
+        numbers = torch.randint(0, 16, shape, dtype=torch.uint8, generator=made)
+        return {CODES: packed_rows(numbers, 4), SCALES: torch.rand((192, 10), generator=made).half()}
+
+    found = [row_products(encoding, shape, weight(), torch.bfloat16, scratch) for _ in range(5)]
+    products = [product for product in found if product is not None]
+    if name == MXFP4 and not torch.cpu.get_capabilities().get("avx2"):
+        assert not products
+        return
+    counts = [1, 5, 2, 1, 4]
+    rows = torch.randn(sum(counts), inputs, generator=made).bfloat16()
+    alone = [product(some) for product, some in zip(products, rows.split(counts), strict=True)]
+    assert torch.equal(multiply(products, rows, counts), torch.cat(alone))
+    same = multiply(products, rows[:2], [2] * 5)
+    assert torch.equal(same, torch.cat([product(rows[:2]) for product in products]))
+    with pytest.raises(ValueError, match="3 rows for 5 products"):
+        multiply(products, rows[:3], counts)
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
