@@ -94,6 +94,27 @@ def test_the_others_answer_and_say_that_they_are_approximate(name: str, embedded
     assert report.bytes_loaded > 0
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("weighed", "settings"),
+    [
+        (True, {"system": "lrfu-prefetch"}),
+        (False, {"system": "lrfu-prefetch", "predictions": "always"}),
+        (False, {"system": "lrfu-prefetch", "profile": "rtx3090-pcie3"}),
+        (False, {"system": "moe-infinity"}),
+    ],
+    ids=str,
+)
+def test_predictions_are_weighed_where_the_main_model_makes_them_in_real_time(
+    weighed: bool, settings: dict[str, Any], embedded: Any, reference: Any
+) -> None:
+    """Whichever way it goes, the answer is the model's."""
+    cluster = embedded(device_memory="40%", **settings)
+    report = is_exact(cluster, reference("float32", 0, TOKENS))
+    assert cluster.main.engine.prediction_trial.weighs is weighed
+    assert report.cluster.prediction_step_s is None  # no trial ends within so few tokens
+
+
 @pytest.mark.parametrize("name", slow_except(("hobbit",), ("fate", "hobbit", "mixtral-offloading")))
 def test_a_budget_that_holds_everything_needs_no_smaller_form(name: str, embedded: Any, reference: Any) -> None:
     report = is_exact(embedded(system=name, device_memory="100%", **WHOLE), reference("float32", 0, TOKENS))

@@ -189,8 +189,9 @@ def make_main(settings: Settings, store: ExpertStore, engine: Engine, shadow: Sh
     if settings.has_drafts:
         late = settings.system_config.departure == LATE
         drafts = DraftSource(settings.draft, late, prompt=settings.draft_from == "prompt")
-    kept = settings.record is not None or engine.pace.profile_name is not None  # emulated ones cost nothing
-    engine.prediction_trial.weighs = settings.predictions == "auto" and not kept
+    foresees = engine.core.strategy.predictor.foresight is not None
+    as_named = settings.predictions == "always" or settings.record is not None
+    engine.prediction_trial.weighs = foresees and not as_named and engine.pace.profile_name is None
     return MainNode(
         store,
         engine,

@@ -19,7 +19,8 @@
         prompt: "{prompt}"
         answer: "{canonical_solution}"
 
-`{a.b}` is field b of field a. `items`: the most that are asked (200). A prompt and an option are tokenised apart.
+`{a.b}` is field b of field a. `items`: the most that are asked (200). A prompt and an option are tokenised apart; the
+option begins with a space, unless the prompt ends with one or with a new line.
 """
 
 from __future__ import annotations
@@ -154,7 +155,8 @@ def _task(name: str, given: Mapping[str, Any], file: Path, encode: Encode, conte
         raise _WrongError(f"{file.name} has no lines")
     items = []
     for row in rows:
-        prompt = encode(_filled(given["prompt"], row), True)
+        asked = _filled(given["prompt"], row)
+        prompt = encode(asked, True)
         if form == "number":
             answer = _filled(given["answer"], row)
             if (number := final_answer(answer)) is None:
@@ -162,7 +164,7 @@ def _task(name: str, given: Mapping[str, Any], file: Path, encode: Encode, conte
             items.append(Item(prompt[-max(1, context - tokens) :], [], number=number))
             continue
         texts = _options(given["options"], row) if form == "choice" else [_filled(given["answer"], row)]
-        options = [encode(_spaced(text), False) for text in texts]
+        options = [encode(text if asked[-1:].isspace() else _spaced(text), False) for text in texts]
         room = context - max(map(len, options))
         if room < 1 or not all(options):
             raise _WrongError(f"an option has no tokens, or more than the model's context of {context}")

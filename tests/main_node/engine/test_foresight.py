@@ -128,6 +128,22 @@ def test_attention_with_all_experts_foretells_the_next_gate_exactly(name: str) -
         assert len(main.told) == (STEPS - 1) * (len(main.gates.layers) - 1)
 
 
+def test_a_run_ahead_computes_nothing_after_the_next_gates_input() -> None:
+    main = Main(build_dispatching("qwen2_moe"), "attention")
+    calls = 0
+
+    def count(*_: Any) -> None:
+        nonlocal calls
+        calls += 1
+
+    shared = [module for path, module in main.model.named_modules() if path.endswith("shared_expert.up_proj")]
+    for module in shared:
+        module.register_forward_hook(count)
+    main.answer()
+    assert main.told
+    assert calls == STEPS * len(shared)
+
+
 def test_attention_with_some_experts_foretells_something_else() -> None:
     main = Main(build_dispatching("qwen2_moe"), "attention", resident=1)
     main.answer()

@@ -19,6 +19,7 @@ from checkpoint.prediction import token_predictor
 from checkpoint.prediction.token_predictor import TokenPredictor
 from main_node.engine.gate_watch import GateWatch
 from main_node.engine.layer import LayerWork
+from main_node.engine.prediction_trial import PredictionTrial
 from scheduler import types as t
 from scheduler.build import make_core
 from scheduler.policies.strategy import Strategy
@@ -121,3 +122,18 @@ def test_a_predictors_weights_count_as_memory(model: Any, tmp_path: Path) -> Non
     watch = GateWatch(model, made, shape_of(model), lambda: None, tmp_path / "weights")
     assert watch.nbytes == len(layers) * 8 * hidden * 4
     assert GateWatch(model, strategy(model, router="skip"), shape_of(model), lambda: None, None).nbytes == 0
+
+
+def test_a_trial_leaves_out_what_decoding_predicts_and_not_what_a_prompt_does(model: Any) -> None:
+    trial = PredictionTrial(weighs=True)
+    made = strategy(model, predictor="next-gate")
+    watch = GateWatch(model, made, shape_of(model), lambda: None, None, trial=trial)
+
+    def told(rows: int) -> int:
+        hidden = torch.ones(rows, model.config.hidden_size)
+        work = LayerWork(hidden, torch.tensor([[1, 2]] * rows), torch.ones(rows, 2), LentThreads())
+        return len(list(watch.ahead(t.Visit(1, 0, 0), work)))
+
+    assert (told(1), told(3)) == (1, 1)
+    trial.predicts = False
+    assert (told(1), told(3)) == (0, 1)

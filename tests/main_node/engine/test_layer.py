@@ -46,3 +46,17 @@ def test_a_token_may_name_an_expert_twice(index: list[list[int]], dtype: str, ex
         combined = work.combine()
     assert combined.shape == hidden.shape
     assert torch.equal(combined, expected)
+
+
+def test_of_a_layer_whose_experts_are_all_there_the_output_is_partial_only_if_asked_for() -> None:
+    work = LayerWork(torch.ones(1, 4), torch.tensor([[3, 5]]), torch.ones(1, 2), LentThreads())
+    work.route((), (3, 5))
+    for expert in (3, 5):
+        work.keep(t.Compute(0, 0, t.ExpertId(0, expert), expert, VISIT, 0, 1, True), torch.full((1, 4), float(expert)))
+    assert work.partial(0.0, if_all=False) is None
+    assert (found := work.partial(0.0)) is not None
+    assert found.tolist() == [[8.0] * 4]
+    work.route((), (3,))
+    work.keep(t.Compute(0, 0, t.ExpertId(0, 3), 3, VISIT, 0, 1, True), torch.full((1, 4), 3.0))
+    assert (found := work.partial(0.0, if_all=False)) is not None
+    assert found.tolist() == [[3.0] * 4]

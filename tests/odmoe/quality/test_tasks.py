@@ -77,6 +77,19 @@ def test_files_that_are_not_there_are_named_and_the_shipped_problems_are_read() 
     assert tasks[0].items[0].number == Decimal(18)
 
 
+def test_the_sums_that_are_shipped_have_one_right_answer() -> None:
+    """In the chat model's template an answer begins a line, without a space."""
+    [task], missing = read_tasks(ROOT / "docs" / "examples" / "sums.yaml", encode, 512)
+    assert (missing, len(task.items)) == ([], 200)
+    for item in task.items:
+        sums = [decode(option).split() for option in item.options]
+        results = [int(a) + int(b) if sign == "+" else int(a) - int(b) for a, sign, b, _, _ in sums]
+        assert [int(said) == result for (*_, said), result in zip(sums, results, strict=True)] == [
+            number == item.right for number in range(4)
+        ]
+        assert decode(item.options[0])[0].isdigit()
+
+
 def test_scores_by_hand() -> None:
     """The option with the larger letters is liked, however long; nats are the mean of an option's."""
     choice = Task("c", "choice", [Item([1], [[50, 50, 50], [51]], right) for right in (0, 1)])

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import re
 
 from scripts.lib.paths import ROOT
 from scripts.models.chat.dialogues import dialogues
+from scripts.models.chat.held_out import questions
 
 EQUATION = re.compile(r"(\d+) ([+-]) (\d+) = (\d+)")
 
@@ -28,3 +30,8 @@ def test_phrasings_that_are_held_out_are_not_trained_on() -> None:
 
 def test_the_same_seed_gives_the_same_dialogues() -> None:
     assert list(dialogues(20, seed=3)) == list(dialogues(20, seed=3)) != list(dialogues(20, seed=4))
+
+
+def test_the_sums_that_are_shipped_are_those_that_the_script_draws() -> None:
+    shipped = (ROOT / "docs" / "examples" / "sums.jsonl").read_text().splitlines()
+    assert [json.loads(line) for line in shipped] == list(questions(200))
