@@ -45,9 +45,8 @@ _LONG = 1 << 13
 def is_usable(output: torch.Tensor) -> bool:
     """Its norm is a finite float32: the model's own normalisation could not use any other, though each element may be
     finite."""
-    if output.dtype is not torch.bfloat16 or output.numel() < _LONG:
-        if math.isfinite(rough_square(output)):
-            return True
+    if (output.dtype is not torch.bfloat16 or output.numel() < _LONG) and math.isfinite(rough_square(output)):
+        return True
     return bool(torch.linalg.vector_norm(output, dtype=torch.float32).square().isfinite())
 
 
