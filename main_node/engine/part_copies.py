@@ -25,7 +25,7 @@ WAIT_S = 60.0
 """A lost worker may come back for so long, before its experts are copied. Ray starts one again in 10 to 30 s."""
 LOOK_S = 5.0
 """Between two looks whether experts lack holders."""
-PIECE_S, LEAST_BYTES = 0.01, 1 << 16
+PIECE_S, LEAST_BYTES = 0.01, 1 << 18
 """Pieces are as long as a link and a disk take for in that time, and at least that: so long rows may have to wait."""
 REST = 3.0
 """After each piece, this multiple of the time that it took: link and disks are left to requests for the rest."""

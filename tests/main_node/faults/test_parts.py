@@ -50,7 +50,7 @@ from worker_node.node import Worker
 from worker_node.part_keeper import PartKeeper
 
 pytestmark = pytest.mark.timeout(120)
-START_S, COPY_WAIT_S = 1.5, 0.3
+START_S, COPY_WAIT_S = 3600.0, 0.3
 WORKERS, TOKENS, LEAVES = 4, 8, 3
 WORKER_WAIT_S = 0.5
 Part = frozenset[ExpertId]
@@ -85,6 +85,8 @@ class PartedCluster:
         for number, worker in enumerate(self.workers):
             to = _over_grpc(self._servers[number].address) if served else partial(inprocess.connect, worker)
             self.engine.peers.add_worker(number, to, WAIT_S)
+        if self.engine.copies is not None:
+            self.engine.copies._holdings._first = 0.0  # all have started
         self.main = MainNode(store, self.engine, Computing(torch.float32))
         self._shadow = shadow
         if shadow is not None:
@@ -159,7 +161,7 @@ def test_tokens_are_transformers_and_a_lost_worker_changes_none(
     expected = reference("float32", 0, TOKENS)
     cluster = parted_of(replicated(demo_store("float32"), 2), nf4 if shadowed else None)
     assert cluster.answer(expected.prompt, TOKENS) == expected.tokens
-    assert cluster.answer(expected.prompt, TOKENS, cluster.workers[1].close) == expected.tokens
+    assert cluster.answer(expected.prompt, TOKENS, lambda: cluster.lose(1)) == expected.tokens
     assert cluster.engine.core.workers == [0, 2, 3]
     assert nothing_left(cluster.engine)
     assert min(worker.loads for worker in cluster.workers) > 0
@@ -179,7 +181,7 @@ def test_what_only_a_lost_worker_held_is_named_and_other_requests_go_on(
     parted = parted_of([rest, rest, frozenset({alone})])
     assert parted.answer(prompts[1], 2) == tokens[1]
 
-    parted.workers[2].close()
+    parted.lose(2)
     failing = Later(lambda: parted.answer(prompts[1], 2))
     assert parted.answer(prompts[0], 2) == tokens[0]
     says = (
@@ -197,8 +199,9 @@ def test_what_only_a_lost_worker_held_is_named_and_other_requests_go_on(
 
 @pytest.fixture
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A lost worker is waited for as long as `COPY_WAIT_S`, and an expert comes in three pieces."""
+    """A lost worker is waited for as long as `COPY_WAIT_S`, and an expert comes in three pieces, without rests."""
     monkeypatch.setattr(w, "KEEP_BYTES", 1 << 18)
+    monkeypatch.setattr(part_copies, "REST", 0.0)
     monkeypatch.setattr(part_copies, "WAIT_S", COPY_WAIT_S)
     monkeypatch.setattr(part_copies, "LOOK_S", 0.02)
 
@@ -277,6 +280,7 @@ def test_three_quarters_of_the_time_nothing_is_copied(
         time.sleep(slow_s)
         write(self, message)
 
+    monkeypatch.setattr(part_copies, "REST", 3.0)
     monkeypatch.setattr(PartKeeper, "_write", slowly)
     cluster = parted_of(replicated(demo_store("float32"), 2), replicas=2)
     cluster.lose(1)
