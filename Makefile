@@ -48,8 +48,8 @@ fuzz: env  ## 300,000 mutated messages for each kind of node (FRAMES=..., FUZZ_S
 	@FRAMES=$(or $(FRAMES),300000) FUZZ_SEED=$(or $(FUZZ_SEED),1000) $(BIN)/python -m pytest -n 0 tests/system/nodes/test_fuzzed_frames.py
 
 chaos: env  ## real faults on nodes in processes of their own, under load (CHAOS_S=..., CHAOS_SEED=..., CHAOS_CLUSTERS=...; docs/promises.md)
-	@seq $(or $(CHAOS_SEED),1) $$(($(or $(CHAOS_SEED),1) + $(or $(CHAOS_CLUSTERS),3) - 1)) | xargs -P 0 -I {} \
-		env CHAOS_S=$(or $(CHAOS_S),2400) CHAOS_SEED={} $(BIN)/python -m pytest -q -n 0 tests/system/promises/test_chaos.py
+	@seq $(or $(CHAOS_SEED),1) $$(($(or $(CHAOS_SEED),1) + $(or $(CHAOS_CLUSTERS),4) - 1)) | xargs -P 0 -I {} \
+		env CHAOS_S=$(or $(CHAOS_S),1200) CHAOS_SEED={} $(BIN)/python -m pytest -q -n 0 tests/system/promises/test_chaos.py
 
 test-slow: env  ## the slow tests: many cases of what the fast ones try a few of (22 minutes on two cores)
 	@$(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist worksteal -m slow
