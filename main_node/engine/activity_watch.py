@@ -11,9 +11,9 @@ from scheduler.core.machine import Core
 from scheduler.core.state import Demand
 from wire import runtime
 
-ACCESSES_S = 400
+ACCESSES_S = 250
 """Accesses that are followed in a second, about: where there are more, not every step is followed. It bounds the cost
-to some thousandths of a core, and is more than an eye can tell apart."""
+to some thousandths of a core, most of which is what the page is sent, and is more than an eye can tell apart."""
 KEPT = 8192
 """Accesses that are kept for those who ask; and the most of one step, of which a long prompt has many."""
 WATCHED_S = 5.0

@@ -49,22 +49,14 @@ class UnknownFields:
         )
 
 
-def refuse_unsupported(given: dict[str, Any], neutral: Mapping[str, Sequence[Any]]) -> None:
-    """Removes the fields of `neutral`, which are not supported, where they have one of the values that ask for nothing.
-    Raises ApiError for another value."""
-    for name in neutral.keys() & given.keys():
-        value = given.pop(name)
-        if value not in neutral[name]:
-            raise ApiError(400, f"{name} is not supported; leave it out", param=name, code="unsupported_parameter")
-
-
 class Body:
     """The fields of a request in another API's form. Each is taken once; `end` tells what is left."""
 
     def __init__(self, given: Mapping[str, Any], place: str = "") -> None:
         """`place`: the path to it within the request, for messages. A field that is null counts as not given."""
         self._place = f"{place}." if place else ""
-        self._left = {name: value for name, value in given.items() if value is not None}
+        self.left = {name: value for name, value in given.items() if value is not None}
+        """What was not taken."""
         self._known: list[str] = []
 
     def name_of(self, name: str) -> str:
@@ -83,7 +75,7 @@ class Body:
 
     def need(self, name: str, kind: type[Value]) -> Value:
         """Raises ApiError where it is missing."""
-        if name not in self._left:
+        if name not in self.left:
             place = self.name_of(name)
             raise ApiError(400, f"{place} is missing", param=place, code="missing_required_parameter")
         return self.take(name, kind, kind())
@@ -91,7 +83,23 @@ class Body:
     def take_any(self, name: str) -> Any:
         """None: not given."""
         self._known.append(name)
-        return self._left.pop(name, None)
+        return self.left.pop(name, None)
+
+    def take_text(self, name: str, kinds: Sequence[str] = ("text",)) -> str:
+        """Of a field that is a text, or a list of parts of these kinds. Raises ApiError for others."""
+        given = self.take_any(name)
+        if given is None or isinstance(given, str):
+            return given or ""
+        if not isinstance(given, list):
+            raise self.invalid(name, "is neither a text nor a list of parts of text")
+        texts = []
+        for place, part in objects_in(given, self.name_of(name)):
+            kind = part.get("type")
+            text = part.get("refusal" if kind == "refusal" else "text")
+            if kind not in kinds or not isinstance(text, str):
+                raise unsupported(place, f"has type {kind!r}; allowed: {', '.join(kinds)}")
+            texts.append(text)
+        return "\n".join(texts)
 
     def skip(self, *names: str) -> None:
         """Fields that change no answer."""
@@ -103,19 +111,24 @@ class Body:
         for name, values in neutral.items():
             value = self.take_any(name)
             if value is not None and value not in values:
-                place = self.name_of(name)
-                raise ApiError(
-                    400, f"{place} is not supported; leave it out", param=place, code="unsupported_parameter"
-                )
+                raise self.unsupported(name, "is not supported; leave it out")
 
     def end(self, fields: UnknownFields) -> None:
         """What is left is not known. Raises ApiError where that is refused."""
-        for name in itertools.islice(self._left, FEW_STRANGERS):
+        for name in itertools.islice(self.left, FEW_STRANGERS):
             fields.on_unknown(self.name_of(name), self._known)
 
     def invalid(self, name: str, why: str) -> ApiError:
         place = self.name_of(name)
         return ApiError(400, f"{place} {why}", param=place, code="invalid_value")
+
+    def unsupported(self, name: str, why: str) -> ApiError:
+        return unsupported(self.name_of(name), why)
+
+
+def unsupported(place: str, why: str) -> ApiError:
+    """Of what is known and cannot be followed. `place`: the path to it."""
+    return ApiError(400, f"{place} {why}", param=place, code="unsupported_parameter")
 
 
 def objects_in(given: list[Any], place: str) -> list[tuple[str, dict[str, Any]]]:

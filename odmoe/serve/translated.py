@@ -8,9 +8,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from odmoe.serve.api_error import ApiError
+from odmoe.serve.openai.requests import ChatRequest, CompletionRequest, to_request
 
 if TYPE_CHECKING:
-    from odmoe.serve.openai.requests import ChatRequest, CompletionRequest
+    from odmoe.serve.request_fields import UnknownFields
     from odmoe.serve.writers import Translation
 
 
@@ -58,6 +59,25 @@ def renamed(names: Mapping[str, str]) -> Iterator[None]:
         text = error.message
         text = theirs + text.removeprefix(error.param) if text.startswith(error.param) else text
         raise ApiError(error.status, text, error.kind, theirs, error.code) from error
+
+
+def to_translated(
+    kind: type[ChatRequest | CompletionRequest],
+    given: Mapping[str, Any],
+    fields: UnknownFields,
+    translate: Callable[[Head], Translation],
+    model: str,
+    names: Mapping[str, str],
+) -> Translated:
+    """`given`: the fields of a request of ours; None counts as not given. Raises ApiError."""
+    with renamed(names):
+        request = to_request(kind, without_none(given), fields)
+    return Translated(request, translate, model, names)
+
+
+def system_messages(text: str) -> list[dict[str, Any]]:
+    """What a chat begins with."""
+    return [{"role": "system", "content": text}] if text else []
 
 
 def without_none(given: Mapping[str, Any]) -> dict[str, Any]:

@@ -6,10 +6,9 @@ import json
 from typing import Any
 
 from odmoe.serve.anthropic.events import MessageEvents
-from odmoe.serve.api_error import ApiError
-from odmoe.serve.openai.requests import ChatRequest, to_request
-from odmoe.serve.request_fields import Body, UnknownFields, objects_in
-from odmoe.serve.translated import Translated, renamed, without_none
+from odmoe.serve.openai.requests import ChatRequest
+from odmoe.serve.request_fields import Body, UnknownFields, objects_in, unsupported
+from odmoe.serve.translated import Translated, system_messages, to_translated, without_none
 
 UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "container": (),
@@ -45,8 +44,7 @@ def _read(given: dict[str, Any], fields: UnknownFields, counts: bool) -> Transla
     model = body.need("model", str)
     chat: dict[str, Any] = {"model": model, "stream": body.take("stream", bool, False)}
     chat["max_completion_tokens"] = body.take_any("max_tokens") if counts else body.need("max_tokens", int)
-    system = _text(body, "system")
-    chat["messages"] = [{"role": "system", "content": system}] if system else []
+    chat["messages"] = system_messages(body.take_text("system"))
     for place, message in objects_in(body.need("messages", list), "messages"):
         chat["messages"] += _messages(Body(message, place), fields)
     chat["tools"] = [
@@ -60,9 +58,7 @@ def _read(given: dict[str, Any], fields: UnknownFields, counts: bool) -> Transla
     body.refuse(UNSUPPORTED)
     body.skip(*UNUSED)
     body.end(fields)
-    with renamed(NAMES):
-        request = to_request(ChatRequest, without_none(chat), fields)
-    return Translated(request, lambda head: MessageEvents(stops, head), model, NAMES)
+    return to_translated(ChatRequest, chat, fields, lambda head: MessageEvents(stops, head), model, NAMES)
 
 
 def _messages(body: Body, fields: UnknownFields) -> list[dict[str, Any]]:
@@ -87,15 +83,12 @@ def _messages(body: Body, fields: UnknownFields) -> list[dict[str, Any]]:
         elif kind == "tool_use":
             message.setdefault("tool_calls", []).append(_call(block))
         elif kind == "tool_result":
-            text = _text(block, "content")
+            text = block.take_text("content")
             results.append({"role": "tool", "tool_call_id": block.need("tool_use_id", str), "content": text})
         elif kind == "thinking":
             message["reasoning_content"] = message.get("reasoning_content", "") + block.take("thinking", str, "")
         elif kind != "redacted_thinking":
-            allowed = "text, tool_use, tool_result, thinking"
-            raise ApiError(
-                400, f"{place} has type {kind!r}; allowed: {allowed}", param=place, code="unsupported_parameter"
-            )
+            raise unsupported(place, f"has type {kind!r}; allowed: text, tool_use, tool_result, thinking")
     if texts or len(message) > 1 or not results:
         message["content"] = "\n".join(texts)
         results.append(message)
@@ -108,27 +101,10 @@ def _call(block: Body) -> dict[str, Any]:
     return {"id": block.need("id", str), "type": "function", "function": function}
 
 
-def _text(body: Body, name: str) -> str:
-    """Of a field that is a text or a list of blocks of text."""
-    given = body.take_any(name)
-    if given is None or isinstance(given, str):
-        return given or ""
-    if not isinstance(given, list):
-        raise body.invalid(name, "is neither a text nor a list of blocks of text")
-    texts = []
-    for place, block in objects_in(given, body.name_of(name)):
-        if block.get("type") != "text" or not isinstance(block.get("text"), str):
-            text = f"{place} has type {block.get('type')!r}; allowed: text"
-            raise ApiError(400, text, param=place, code="unsupported_parameter")
-        texts.append(block["text"])
-    return "\n".join(texts)
-
-
 def _tool(body: Body, fields: UnknownFields) -> dict[str, Any]:
     kind = body.take_any("type")
     if kind not in OWN_TOOLS:
-        text = f"{body.name_of('type')} is {kind!r}, which is not supported; allowed: custom"
-        raise ApiError(400, text, param=body.name_of("type"), code="unsupported_parameter")
+        raise body.unsupported("type", f"is {kind!r}, which is not supported; allowed: custom")
     function = {
         "name": body.need("name", str),
         "description": body.take_any("description"),

@@ -8,9 +8,9 @@ from typing import Any
 from odmoe.serve.anthropic.request import THINKS
 from odmoe.serve.ollama.events import Lines, Preload
 from odmoe.serve.openai.neutral import ALL_TOKENS
-from odmoe.serve.openai.requests import ChatRequest, CompletionRequest, to_request
+from odmoe.serve.openai.requests import ChatRequest, CompletionRequest
 from odmoe.serve.request_fields import Body, UnknownFields, objects_in
-from odmoe.serve.translated import Translated, renamed, without_none
+from odmoe.serve.translated import Translated, system_messages, to_translated
 
 LATEST = ":latest"
 """The tag that ollama adds to a name without one."""
@@ -84,9 +84,7 @@ def read_chat(given: dict[str, Any], fields: UnknownFields) -> Translated | Prel
     _end(body, fields)
     if not chat["messages"]:
         return Preload(named, is_chat=True)
-    with renamed(NAMES):
-        request = to_request(ChatRequest, without_none(chat), fields)
-    return Translated(request, lambda head: Lines(head, is_chat=True), named, NAMES)
+    return to_translated(ChatRequest, chat, fields, lambda head: Lines(head, is_chat=True), named, NAMES)
 
 
 def read_generate(given: dict[str, Any], fields: UnknownFields) -> Translated | Preload:
@@ -106,11 +104,8 @@ def read_generate(given: dict[str, Any], fields: UnknownFields) -> Translated | 
         asked.pop("chat_template_kwargs", None)
         asked.pop("reasoning_effort", None)
     else:
-        head = [{"role": "system", "content": system}] if system else []
-        asked["messages"] = [*head, {"role": "user", "content": prompt}]
-    with renamed(NAMES):
-        request = to_request(kind, without_none(asked), fields)
-    return Translated(request, lambda head: Lines(head, is_chat=False), named, NAMES)
+        asked["messages"] = [*system_messages(system), {"role": "user", "content": prompt}]
+    return to_translated(kind, asked, fields, lambda head: Lines(head, is_chat=False), named, NAMES)
 
 
 def _begin(body: Body, fields: UnknownFields) -> tuple[str, dict[str, Any]]:

@@ -6,7 +6,7 @@ from collections.abc import Collection
 from typing import Any
 
 from odmoe.chat import FIELDS
-from odmoe.serve.request_fields import UnknownFields, refuse_unsupported
+from odmoe.serve.request_fields import Body, UnknownFields
 
 UNUSED = (
     "user",
@@ -79,10 +79,9 @@ def plain_fields(given: dict[str, Any], known: Collection[str], strict: bool) ->
 
     `known`: the fields that are read. `strict`: values that only other servers take for nothing are left as they are.
     """
-    given = {
-        name: value for name, value in given.items() if value is not None and (name not in UNUSED or name in known)
-    }
-    refuse_unsupported(given, {name: values for name, values in NEUTRAL.items() if name not in known})
+    body = Body({name: value for name, value in given.items() if name not in UNUSED or name in known})
+    body.refuse({name: values for name, values in NEUTRAL.items() if name not in known})
+    given = body.left
     if strict:
         return given
     if given.get("max_tokens") == -1 and "prompt" in known:

@@ -24,9 +24,9 @@ if TYPE_CHECKING:
     from odmoe.clusters.base import Cluster
     from odmoe.serve.service import Service
 
-UPDATE_S = 0.33
+UPDATE_S = 0.5
 """Between two updates."""
-FIGURES_EVERY = 3
+FIGURES_EVERY = 2
 """Updates, of which one has the figures of the nodes: for these, every node is asked."""
 VIEWERS = 16
 """At once."""

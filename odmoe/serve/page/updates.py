@@ -1,7 +1,9 @@
-"""Updates of the page, as JSON objects with short names: three a second go to each viewer."""
+"""Updates of the page, as JSON objects with short names: two a second go to each viewer."""
 
 from __future__ import annotations
 
+from collections import Counter
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 from main_node.activity import OUTCOMES
@@ -30,6 +32,9 @@ TOTALS = (
     "accepted",
 )
 """Fields of `Totals`, in the order in which an update has them."""
+
+
+_cell, _outcome = itemgetter(0, 1), itemgetter(2)
 
 
 def describe_cluster(service: Service) -> dict[str, Any]:
@@ -76,16 +81,9 @@ def encode_activity(activity: Activity) -> dict[str, Any]:
 def aggregate(accesses: tuple[ExpertAccess, ...]) -> list[int]:
     """One entry for each cell of the grid, whatever happened meanwhile: its worst outcome, with the worker of that,
     and how often it was chosen."""
-    worst: dict[tuple[int, int], tuple[int, int, int]] = {}
-    for layer, expert, outcome, worker in accesses:
-        before = worst.get((layer, expert))
-        if before is None:
-            worst[layer, expert] = outcome, worker, 1
-        elif outcome >= before[0]:
-            worst[layer, expert] = outcome, worker, before[2] + 1
-        else:
-            worst[layer, expert] = before[0], before[1], before[2] + 1
-    return [value for cell, found in worst.items() for value in (*cell, *found)]
+    times = Counter(map(_cell, accesses))
+    worst = {access[:2]: access[2:] for access in sorted(accesses, key=_outcome)}
+    return [value for cell, count in times.items() for value in (*cell, *worst[cell], count)]
 
 
 def encode_figures(figures: Figures) -> dict[str, Any]:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from functools import partial
 from typing import Any
 
-from odmoe.serve.api_error import ApiError
-from odmoe.serve.openai.requests import ChatRequest, to_request
-from odmoe.serve.request_fields import Body, UnknownFields, objects_in
+from odmoe.serve.openai.requests import ChatRequest
+from odmoe.serve.request_fields import Body, UnknownFields, objects_in, unsupported
 from odmoe.serve.responses.events import ResponseEvents
-from odmoe.serve.translated import Translated, renamed, without_none
+from odmoe.serve.translated import Translated, system_messages, to_translated, without_none
 
 UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "previous_response_id": ("",),
@@ -41,7 +39,7 @@ NAMES = {"messages": "input", "max_completion_tokens": "max_output_tokens", "res
 NAMES["reasoning_effort"] = "reasoning.effort"
 SAMPLING = ("temperature", "top_p", "top_k", "min_p", "seed", "stop", "presence_penalty", "frequency_penalty")
 """Fields that mean the same in a chat. Those that OpenAI's own API lacks are as other servers have them."""
-TEXTS = ("input_text", "output_text", "text", "summary_text", "reasoning_text")
+TEXTS = ("input_text", "output_text", "text", "summary_text", "reasoning_text", "refusal")
 CALLS = ("function_call", "function_call_output")
 
 
@@ -57,9 +55,7 @@ def read_response(given: dict[str, Any], fields: UnknownFields) -> Translated:
     }
     echo |= {"tool_choice": given.get("tool_choice"), "parallel_tool_calls": given.get("parallel_tool_calls")}
     chat: dict[str, Any] = {"model": model, "stream": body.take("stream", bool, False)}
-    instructions = body.take("instructions", str, "")
-    head = [{"role": "system", "content": instructions}] if instructions else []
-    chat["messages"] = head + _messages(body, fields)
+    chat["messages"] = system_messages(body.take("instructions", str, "")) + _messages(body, fields)
     chat["max_completion_tokens"] = body.take_any("max_output_tokens")
     chat["response_format"] = _format(body, fields)
     chat["tools"] = [_tool(place, tool) for place, tool in objects_in(body.take("tools", list, []), "tools")]
@@ -76,9 +72,7 @@ def read_response(given: dict[str, Any], fields: UnknownFields) -> Translated:
     body.refuse(UNSUPPORTED)
     body.skip(*UNUSED)
     body.end(fields)
-    with renamed(NAMES):
-        request = to_request(ChatRequest, without_none(chat), fields)
-    return Translated(request, partial(ResponseEvents, echo), model, NAMES)
+    return to_translated(ChatRequest, chat, fields, partial(ResponseEvents, echo), model, NAMES)
 
 
 def _messages(body: Body, fields: UnknownFields) -> list[dict[str, Any]]:
@@ -103,7 +97,7 @@ def _message(body: Body, item: dict[str, Any], fields: UnknownFields) -> dict[st
     kind = body.take("type", str, "message")
     body.skip("id", "status", "phase")
     if kind == "message":
-        role, content = body.need("role", str), text_of(body, "content")
+        role, content = body.need("role", str), body.take_text("content", TEXTS)
         body.end(fields)
         return {"role": role, "content": content}
     if kind == "function_call":
@@ -112,30 +106,12 @@ def _message(body: Body, item: dict[str, Any], fields: UnknownFields) -> dict[st
         body.end(fields)
         return {"role": "assistant", "content": "", "tool_calls": [call]}
     if kind == "function_call_output":
-        return {"role": "tool", "tool_call_id": body.need("call_id", str), "content": text_of(body, "output")}
+        return {"role": "tool", "tool_call_id": body.need("call_id", str), "content": body.take_text("output", TEXTS)}
     if kind == "reasoning":
-        texts = [one for name in ("content", "summary") if (one := text_of(body, name))]
+        texts = [one for name in ("content", "summary") if (one := body.take_text(name, TEXTS))]
         return {"role": "assistant", "content": "", "reasoning_content": texts[0] if texts else ""}
     remedy = "; nothing is stored here: send the item itself (store false)" if kind == "item_reference" else ""
     raise body.invalid("type", f"is {kind!r}; allowed: message, reasoning, {', '.join(CALLS)}{remedy}")
-
-
-def text_of(body: Body, name: str) -> str:
-    """The text of a field that is a text or a list of parts. Raises ApiError for parts that are none of text."""
-    given = body.take_any(name)
-    if given is None or isinstance(given, str):
-        return given or ""
-    if not isinstance(given, list):
-        raise body.invalid(name, "is neither a text nor a list of parts")
-    texts = []
-    for place, part in objects_in(given, body.name_of(name)):
-        kind = part.get("type")
-        text = part.get("refusal") if kind == "refusal" else part.get("text")
-        if kind not in (*TEXTS, "refusal") or not isinstance(text, str):
-            text = f"{place} has type {kind!r}; allowed: text ({', '.join(TEXTS[:3])})"
-            raise ApiError(400, text, param=place, code="unsupported_parameter")
-        texts.append(text)
-    return "\n".join(texts)
 
 
 def _join(before: dict[str, Any], message: dict[str, Any]) -> None:
@@ -161,8 +137,7 @@ def _format(body: Body, fields: UnknownFields) -> dict[str, Any] | None:
 def _tool(place: str, given: dict[str, Any]) -> dict[str, Any]:
     kind = given.get("type")
     if kind != "function":
-        text = f"{place}.type is {kind!r}, which is not supported; allowed: function"
-        raise ApiError(400, text, param=f"{place}.type", code="unsupported_parameter")
+        raise unsupported(f"{place}.type", f"is {kind!r}, which is not supported; allowed: function")
     function = {name: given.get(name) for name in ("name", "description", "parameters", "strict")}
     return {"type": "function", "function": without_none(function)}
 
@@ -171,8 +146,7 @@ def _choice(given: Any) -> Any:
     if isinstance(given, dict) and given.get("type") == "function":
         return {"type": "function", "function": {"name": given.get("name")}}
     if isinstance(given, dict):
-        text = f"tool_choice.type is {json.dumps(given.get('type'))}, which is not supported; allowed: function"
-        raise ApiError(400, text, param="tool_choice", code="unsupported_parameter")
+        raise unsupported("tool_choice", f"has type {given.get('type')!r}, which is not supported; allowed: function")
     return given
 
 

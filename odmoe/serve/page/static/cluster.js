@@ -6,7 +6,7 @@ import { element } from "./markdown.js";
 import { History, Plot } from "./plots.js";
 
 const AGAIN_MS = [500, 1000, 2000, 4000, 8000];
-const UPDATE_MS = 330;
+const UPDATE_MS = 500;
 const [NUMBER, IS_UP, LOADS, LOAD_S, , COMPUTE_S] = [0, 1, 2, 3, 4, 5];
 const by = (id) => document.getElementById(id);
 
