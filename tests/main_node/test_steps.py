@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from main_node.engine.pace import RealPace
+from main_node.engine.prediction_trial import PredictionTrial
 from main_node.request import Request
 from main_node.steps import PassJob, Steps
 from scheduler import types as t
@@ -32,6 +33,7 @@ class Noted:
         self.pace = RealPace()
         self.lent = LentThreads()
         self.deadlines = SimpleNamespace(waited_s=0.0)
+        self.prediction_trial = PredictionTrial(weighs=False)
 
     def begin_step(self, passes: tuple[t.Pass, ...], batched: bool = False) -> None:
         self.steps.append(passes)

@@ -168,7 +168,7 @@ def test_attention_is_refused_of_layers_that_hand_on_more() -> None:
         Main(build_dispatching("inkling2_text"), "attention")
     model = build_dispatching("mixtral")
     original = model.model.layers[2].forward
-    calls = []
+    calls: list[int] = []
     vars(model.model.layers[2])["forward"] = lambda *args, **kwargs: original(args[0] + len(calls), *args[1:], **kwargs)
     model.model.layers[1].register_forward_hook(lambda *_: calls.append(1))
     with pytest.raises(UnsupportedFamilyError, match=r"gates of layers \[2\]|changes where layers are run ahead"):
