@@ -129,7 +129,7 @@ class PartKeeper:
                     "checksum as it came; check the main node's store (odmoe verify), and the link"
                 )
         self._expert = None
-        self._watch.look()  # others may have been copied here meanwhile
+        self._watch.check_same()
         name_held(self._store.path, (self._store.held or frozenset()) | {expert})
         self._watch.look()
 

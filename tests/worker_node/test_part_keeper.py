@@ -143,3 +143,15 @@ def test_a_list_that_does_not_change_is_not_read(
     main.send(*pieces)
     assert [main.next() for _ in range(3)][::2] == [Kept(1), Kept(2)]
     assert read.call_count == 1
+
+
+def test_what_others_have_listed_meanwhile_stays_and_what_they_have_dropped_comes_back(
+    main: MainEnd, part: ExpertStore, pieces: list[Keep]
+) -> None:
+    other = ExpertId(0, 2)
+    main.send(pieces[0])
+    assert main.next() == Kept(1)
+    (part.path / HELD).write_text(held_text([other]))
+    main.send(pieces[1])
+    assert [main.next() for _ in range(2)] == [Held(True, (0, 1, 2, 1, 3, 3)), Kept(2)]
+    assert ExpertStore.open(part.path).held == {HAS, other, GETS}
