@@ -32,7 +32,7 @@ REST = 3.0
 ANSWER_S = 60.0
 """Longest wait until a worker has written a piece."""
 REFUSED_S = 600.0
-"""A worker that took no copy is asked again after so long."""
+"""A worker that took no copy, and an expert that could not be read, are tried again after so long."""
 CLOSE_S = 5.0
 _log = logging.getLogger(__name__)
 
@@ -49,6 +49,8 @@ class PartCopies:
         self._holdings = Holdings(here, replicas, WAIT_S, runtime.monotonic() + start_s)
         self._refused: dict[int, float] = {}
         """Worker -> when it took no copy."""
+        self._unread: dict[ExpertId, float] = {}
+        """Expert -> when it could not be read here."""
         self._asked: tuple[int, int, runtime.SimpleQueue[w.Kept | None]] | None = None
         """The worker that writes a piece, the piece's number, and where the answer goes; None where it was lost."""
         self._number = 0
@@ -115,7 +117,8 @@ class PartCopies:
         with self._lock:
             full = [worker for worker, when in self._refused.items() if now - when < REFUSED_S]
             seen = self._holdings.seen()
-        return seen.next_copy(now, self._sizes, full)
+        unread = [expert for expert, when in self._unread.items() if now - when < REFUSED_S]
+        return seen.next_copy(now, self._sizes, full, unread)
 
     def _copy(self, copy: Copy) -> bool:
         """Whether the worker holds it now."""
@@ -136,8 +139,7 @@ class PartCopies:
                     return False
         except (StoreError, OSError) as error:
             self._say(f"{what} cannot be copied to other workers: {error}")
-            with self._lock:
-                self._holdings.drop(copy.expert)
+            self._unread[copy.expert] = runtime.monotonic()
             return False
         return True
 

@@ -5,6 +5,7 @@ A part's files have holes in place of the experts that are not in it, so that on
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import shutil
@@ -266,6 +267,22 @@ def test_a_damaged_source_and_a_worker_without_room_are_named_and_the_rest_is_co
     assert re.search(r"worker 0 takes no copy of expert \d+ of layer \d+: DoesNotFitError: .* has 0.00 GB free", said)
     assert cluster.workers[0].store.held == ExpertStore.open(cluster.workers[0].store.path).held
     assert len(cluster.workers[0].store.held or ()) == 32
+
+
+def test_a_store_that_cannot_be_read_for_a_while_is_tried_again(
+    soon: None, monkeypatch: pytest.MonkeyPatch, parted_of: MakeCluster, demo_store: Any
+) -> None:
+    def fail(*args: Any) -> None:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    cluster = parted_of(replicated(demo_store("float32"), 2), replicas=2)
+    with monkeypatch.context() as patch:
+        patch.setattr(part_copies, "open_direct", fail)
+        cluster.lose(1)
+        wait_until(lambda: sum("Too many open files" in line for line in cluster.lines) == 32)
+        assert holders(cluster) == {1: 32, 2: 32}
+    monkeypatch.setattr(part_copies, "REFUSED_S", 0.0)
+    wait_until(lambda: holders(cluster) == {2: 64})
 
 
 def test_three_quarters_of_the_time_nothing_is_copied(
