@@ -134,7 +134,7 @@ class PartCopies:
                 if error is not None:
                     return False
                 took_s = max(runtime.monotonic() - began, 1e-6)
-                self._length = self._next_length(len(piece.data) * PIECE_S / took_s)
+                self._learn(piece, took_s)
                 if self._closed.wait(REST * took_s):
                     return False
         except (StoreError, OSError) as error:
@@ -143,10 +143,13 @@ class PartCopies:
             return False
         return True
 
-    def _next_length(self, nbytes: float) -> int:
-        """Whole pages of about so many bytes. It at most doubles: one quick piece says little."""
-        wanted = min(nbytes, 2 * self._length, w.KEEP_BYTES)
-        return max(int(wanted), LEAST_BYTES) // PAGE * PAGE
+    def _learn(self, piece: w.Keep, took_s: float) -> None:
+        """The next length, in whole pages, at most twice this one: one quick piece says little. The rest of an expert
+        says nothing: it is short, and the worker writes all to its disk after it."""
+        if piece.last or len(piece.data) < self._length:
+            return
+        wanted = min(len(piece.data) * PIECE_S / took_s, 2 * self._length, w.KEEP_BYTES)
+        self._length = max(int(wanted), LEAST_BYTES) // PAGE * PAGE
 
     def _put(self, worker: int, piece: w.Keep) -> str | None:
         """Send a piece, and wait until it is written. None then; the error in words, or nothing for a lost worker."""
