@@ -118,7 +118,8 @@ def multiply(products: Sequence[RowProduct], rows: torch.Tensor, counts: Sequenc
     are_shared = count != total
     if any(one.kind is not kind for one in products) or (are_shared and any(one != count for one in counts)):
         raise ValueError(f"{count} rows for {len(products)} products of {list(counts)} rows, or these differ in kind")
-    given, found = rows.contiguous() if kind.groups else rows.float().contiguous(), torch.empty(total, kind.outputs)
+    given = rows.contiguous() if kind.groups else rows.float().contiguous()
+    found = torch.empty(total, kind.outputs, dtype=torch.float32)
     threads = max(min(torch.get_num_threads(), sum(one.nbytes for one in products) // _THREAD_BYTES), 1)
     places, at = np.empty((len(products), 4), dtype=np.int64), 0
     for number, (product, of_product) in enumerate(zip(products, counts, strict=True)):

@@ -153,6 +153,21 @@ def test_what_is_not_finite_stays_so(value: float) -> None:
     assert product(rows).isfinite().all(1).tolist() == [True, False, True]
 
 
+def test_another_default_dtype_changes_nothing() -> None:
+    """Transformers sets it for the whole process while a model is built."""
+    parts = {CODES: torch.full((192, 32), 0x71, dtype=torch.uint8), SCALES: torch.ones(192, 2)}
+    product = row_products(ENCODINGS[INTEGERS], (192, 64), parts, torch.bfloat16)
+    assert product is not None
+    rows = torch.ones(3, 64, dtype=torch.bfloat16)
+    expected = product(rows)
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        found = product(rows)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert torch.equal(found, expected)
+
+
 def test_what_has_no_product() -> None:
     codes, scales = torch.zeros((4, 24), dtype=torch.uint8), torch.ones(4, 6)
     integers = ENCODINGS[INTEGERS]
