@@ -480,6 +480,7 @@ class _Session(ComputeSession):
             with self._slots:
                 occupancy.computing = not occupancy.cancelled.is_set()
             if not occupancy.computing:
+                self._finish(occupancy, evict=False)
                 return
             try:
                 self._compute_and_answer(occupancy, messages[:1], received)
