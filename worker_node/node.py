@@ -428,9 +428,11 @@ class _Session(ComputeSession):
             if self.spans.on:
                 self.spans.add("compute", group.occupancy.label, start, start + each)
                 start += each
-            self._finish(group.occupancy, any(message.evict for message in group.messages))
+            evict = any(message.evict for message in group.messages)
+            self._finish(group.occupancy, evict)
             for rows in output.split(list(map(row_count, group.messages))):
-                self.send_output(group.messages[0], rows, each, more=self._worker.lent is None)
+                more = self._worker.lent is None and not (evict and len(group.messages) == 1)
+                self.send_output(group.messages[0], rows, each, more)
                 del group.messages[0]
 
     def _join(self, group: Group) -> None:
