@@ -9,6 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from checkpoint.native import team
 from checkpoint.native.encoding import CODES, SCALES, Encoding, Parts
 from checkpoint.native.encodings import ENCODINGS, FP8, GGML_INTEGERS, INTEGERS, MXFP4
 from checkpoint.native.integers import MINIMUM_UNITS, MINIMUMS, ORDER, SCALE_UNITS, ZEROS, packed_rows
@@ -80,9 +81,10 @@ def restored(encoding: Encoding, shape: tuple[int, int], parts: Parts) -> torch.
 
 @pytest.fixture(params=["one thread", "threads of torch", "other threads"], autouse=True)
 def threads(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr("checkpoint.native.row_products._THREAD_BYTES", 1 << 10)
+    monkeypatch.setattr(team, "LEAST_BYTES", 1 << 10)
+    monkeypatch.setattr(team, "OTHER_THREAD_BYTES", 1 << 10)
     if request.param == "other threads":
-        monkeypatch.setattr("checkpoint.native.team._torch_start", lambda: None)
+        monkeypatch.setattr(team, "_torch_start", lambda: None)
     before = torch.get_num_threads()
     torch.set_num_threads(1 if request.param == "one thread" else 2)
     yield
