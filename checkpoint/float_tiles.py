@@ -32,9 +32,9 @@ def is_tiled(rows: int, weight: torch.Tensor) -> bool:
 def multiply_inputs_first(rows: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     """[n, K], [K, N] -> [n, N], in the rows' dtype. Any number of rows: torch takes even longer for such a weight."""
     inputs, outputs = weight.shape
-    wide, found = rows.float(), torch.zeros(len(rows), outputs)
+    wide, found = rows.float(), torch.zeros(len(rows), outputs, dtype=torch.float32)
     height = max(_TILE_BYTES // (4 * outputs), 1)
-    tile = torch.empty(min(height, inputs), outputs)
+    tile = torch.empty(min(height, inputs), outputs, dtype=torch.float32)
     for part, given in zip(weight.split(height), wide.split(height, dim=1), strict=True):
         found.addmm_(given, tile[: len(part)].copy_(part))
     return found.to(rows.dtype)
@@ -43,9 +43,9 @@ def multiply_inputs_first(rows: torch.Tensor, weight: torch.Tensor) -> torch.Ten
 def multiply(rows: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
     """[n, K], [N, K], [N] -> [n, N], in the rows' dtype."""
     outputs, inputs = weight.shape
-    wide, found = rows.float(), torch.empty(len(rows), outputs)
+    wide, found = rows.float(), torch.empty(len(rows), outputs, dtype=torch.float32)
     height = max(_TILE_BYTES // (4 * inputs), 1)
-    tile = torch.empty(min(height, outputs), inputs)
+    tile = torch.empty(min(height, outputs), inputs, dtype=torch.float32)
     for part, target in zip(weight.split(height), found.split(height, dim=1), strict=True):
         torch.mm(wide, tile[: len(part)].copy_(part).t(), out=target)
     if bias is not None:

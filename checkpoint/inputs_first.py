@@ -51,7 +51,8 @@ def multiply(rows: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     threads = max(min(torch.get_num_threads(), weight.nbytes // _THREAD_BYTES), 1)
 
     def run(_: int, first: int, last: int) -> None:
-        routines.inputs_first(*given, first, last, torch.empty(routines.SUMS * routines.COLUMNS).numpy())
+        sums = torch.empty(routines.SUMS * routines.COLUMNS, dtype=torch.float32)
+        routines.inputs_first(*given, first, last, sums.numpy())
 
     in_shares(run, outputs, threads, _EVEN)
     return found

@@ -7,6 +7,7 @@ hand-over per expert.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
@@ -15,7 +16,7 @@ import torch
 
 from checkpoint.devices.transfer import to_device, to_host
 from checkpoint.expert import ExpertArithmetic
-from checkpoint.joint_rows import JOINT, by_pass
+from checkpoint.joint_rows import JOINT, by_pass, most_rows
 from checkpoint.kernels import SHARED_ROWS
 from checkpoint.sizes.message_limits import message_limits
 from checkpoint.store import ExpertStore
@@ -144,7 +145,10 @@ class Worker:
         if len(hidden) <= SHARED_ROWS and self.is_rowwise(message.slot, message.layer, form):
             return run(hidden, weights)
         kind = self._arithmetic.kind(message.layer), form, self.restorer.layout(message.layer)
-        return JOINT.compute(kind, run, hidden, weights, message.passes)
+        manifest = self.store.manifest
+        specs = manifest.full.get(message.layer, manifest.layers[message.layer].tensors)
+        most = most_rows(sum(math.prod(spec.shape) for spec in specs))
+        return JOINT.compute(kind, run, hidden, weights, message.passes, most)
 
     def run(self, slot: int, layer: int, form: str, hidden: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
         """`hidden` [n, H] and `weights` [n] through the expert of `layer` in `slot`: [n, H], where `hidden` was."""
@@ -428,9 +432,11 @@ class _Session(ComputeSession):
             if self.spans.on:
                 self.spans.add("compute", group.occupancy.label, start, start + each)
                 start += each
-            self._finish(group.occupancy, any(message.evict for message in group.messages))
+            evict = any(message.evict for message in group.messages)
+            self._finish(group.occupancy, evict)
             for rows in output.split(list(map(row_count, group.messages))):
-                self.send_output(group.messages[0], rows, each, more=self._worker.lent is None)
+                more = self._worker.lent is None and not (evict and len(group.messages) == 1)
+                self.send_output(group.messages[0], rows, each, more)
                 del group.messages[0]
 
     def _join(self, group: Group) -> None:
@@ -480,6 +486,7 @@ class _Session(ComputeSession):
             with self._slots:
                 occupancy.computing = not occupancy.cancelled.is_set()
             if not occupancy.computing:
+                self._finish(occupancy, evict=False)
                 return
             try:
                 self._compute_and_answer(occupancy, messages[:1], received)

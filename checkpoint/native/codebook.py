@@ -8,6 +8,7 @@ formats (`checkpoint/formats/`) make the parts from what their publishers store.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import torch
@@ -311,27 +312,28 @@ def _levels(
 
 def _check_weights() -> Iterator[CheckWeight]:
     """Every code with scales from the least to the largest, in each dtype of scales and each rounding."""
+    evenly = partial(torch.linspace, dtype=torch.float32)
     random = torch.Generator().manual_seed(0)
     halves = torch.arange(1 << 16, dtype=torch.int32)[::13].to(torch.uint16).view(torch.float16)
     halves = halves[halves.isfinite()]
     halves = halves[: len(halves) // 32 * 32].view(-1, 8)
-    wide = torch.linspace(-140.0, 110.0, 512).exp2().view(-1, 8) * torch.tensor([1.0, -1.0]).repeat(4)
+    wide = evenly(-140.0, 110.0, 512).exp2().view(-1, 8) * torch.tensor([1.0, -1.0]).repeat(4)
     for number, scales in enumerate((halves, wide, wide.bfloat16())):
         bits = (4, 8, 4)[number]
         rows, columns = len(scales), 8 * 40
         numbers = (torch.arange(rows * columns) * 7 % (1 << bits)).to(torch.uint8).view(rows, columns)
-        table = torch.linspace(-1.3, 1.0, 1 << bits).view(1, -1).repeat(2, 1)
+        table = evenly(-1.3, 1.0, 1 << bits).view(1, -1).repeat(2, 1)
         parts = {CODES: packed_rows(numbers, bits), SCALES: scales, TABLE: table}
         yield (rows, columns), parts
         for dtype in (torch.float16, torch.bfloat16, torch.float32):
             yield (rows, columns), parts | {FACTORS: torch.full((2, 1), 0.75, dtype=dtype)}
     numbers = torch.randint(0, 256, (70, 320), dtype=torch.uint8, generator=random)
-    codes = {CODES: packed_rows(numbers & 15, 4), TABLE: torch.linspace(-1.0, 1.0, 16).view(1, 16)}
-    named = codes | {SCALES: numbers[:, :20].contiguous(), SCALE_TABLE: torch.linspace(-1.0, 1.0, 256).view(1, 256)}
+    codes = {CODES: packed_rows(numbers & 15, 4), TABLE: evenly(-1.0, 1.0, 16).view(1, 16)}
+    named = codes | {SCALES: numbers[:, :20].contiguous(), SCALE_TABLE: evenly(-1.0, 1.0, 256).view(1, 256)}
     yield (70, 320), named
-    units = torch.linspace(-20.0, 3.0, 6).exp2()
+    units = evenly(-20.0, 3.0, 6).exp2()
     yield (70, 320), named | {SCALE_UNITS: units.repeat(12)[:70].view(70, 1)}
-    yield (70, 320), named | scale_units_of(units, 70, 20) | {SCALE_OFFSETS: torch.full((1, 1), 0.3)}
+    yield (70, 320), named | scale_units_of(units, 70, 20) | {SCALE_OFFSETS: evenly(0.3, 0.3, 1).view(1, 1)}
     steps, some, others = numbers[:, :20].contiguous(), halves[:70, :4].contiguous(), halves[70:140, :4].contiguous()
     yield (70, 320), codes | {SCALES: steps.view(torch.int8), SCALE_UNITS: some}
     yield (70, 320), codes | {SCALES: steps, SCALE_UNITS: some, MINIMUM_UNITS: others}

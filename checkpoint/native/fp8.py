@@ -114,7 +114,7 @@ class Fp8(Encoding):
         return len(shape) == 2
 
     def check_weights(self) -> list[CheckWeight]:
-        powers = torch.cat((torch.arange(-149.0, 119.0), torch.linspace(-140.0, 118.9, 244)))
+        powers = torch.cat((torch.arange(-149, 119), torch.linspace(-140.0, 118.9, 244, dtype=torch.float32)))
         scales = powers.exp2().view(16, 32) * torch.tensor([1.0, -1.0]).repeat(16)
         codes = torch.arange(256, dtype=torch.uint8)
         codes = codes[codes & _NAN != _NAN].repeat(16 * 32).view(16, -1, 2, 127).transpose(1, 2)

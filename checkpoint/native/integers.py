@@ -258,7 +258,7 @@ def _levels(target: torch.Tensor, parts: Parts, scratch: torch.Tensor) -> Iterat
     levels = [one.view(torch.float32) for one in room[: 4 * each].split(each)]
     values, offsets = room[4 * each : 4 * each + 8 * columns].view(torch.float32).split(columns)
     row = values.numpy(), offsets.numpy(), room[4 * each + 8 * columns :].numpy()
-    none = torch.empty((0, 0)).numpy()
+    none = torch.empty((0, 0), dtype=torch.float32).numpy()
     for first in range(0, rows, step):
         last = min(first + step, rows)
         some = {name: part[first:last] for name, part in parts.items() if name not in (CODES, ORDER)}
@@ -321,8 +321,8 @@ def _check_weights() -> Iterator[CheckWeight]:
     halves = torch.arange(1 << 16, dtype=torch.int32)[::13].to(torch.uint16).view(torch.float16)
     halves = halves[halves.isfinite()]
     halves = halves[: len(halves) // 32 * 32].view(-1, 8)
-    wide = torch.cat((torch.arange(-149.0, 119.0), torch.linspace(-140.0, 110.0, 244))).exp2().view(-1, 8)
-    wide = wide * torch.tensor([1.0, -1.0]).repeat(4)
+    powers = torch.cat((torch.arange(-149, 119), torch.linspace(-140.0, 110.0, 244, dtype=torch.float32)))
+    wide = powers.exp2().view(-1, 8) * torch.tensor([1.0, -1.0]).repeat(4)
     random = torch.Generator().manual_seed(0)
     for number, scales in enumerate((halves, wide, wide.bfloat16(), halves, halves, halves, wide, halves)):
         bits = (4, 4, 4, 8, 5, 6, 8, 3)[number]

@@ -25,7 +25,7 @@ from checkpoint.native.fp8 import Fp8
 from checkpoint.native.integers import MINIMUM_UNITS, MINIMUMS, ORDER, SCALE_UNITS, ZEROS, Integers
 from checkpoint.native.mxfp4 import BLOCK, Mxfp4
 from checkpoint.native.routine_check import first_use
-from checkpoint.native.team import Task
+from checkpoint.native.team import Task, team_size
 from checkpoint.tensors import round_up
 
 MOST_ROWS = 32
@@ -37,9 +37,6 @@ _LARGEST_CHUNK = 256
 
 _EVEN = 64
 """Of the outputs of a share there is a multiple, so that tiles of MXFP4 do not overlap."""
-
-_THREAD_BYTES = 1 << 18
-"""Encoded bytes for each thread: for fewer, a hand-over takes as long as the product."""
 
 _ROW_DTYPES = (torch.bfloat16, torch.float16)
 _INSTEAD = "experts are restored before they are multiplied, which takes several times as long"
@@ -118,8 +115,9 @@ def multiply(products: Sequence[RowProduct], rows: torch.Tensor, counts: Sequenc
     are_shared = count != total
     if any(one.kind is not kind for one in products) or (are_shared and any(one != count for one in counts)):
         raise ValueError(f"{count} rows for {len(products)} products of {list(counts)} rows, or these differ in kind")
-    given, found = rows.contiguous() if kind.groups else rows.float().contiguous(), torch.empty(total, kind.outputs)
-    threads = max(min(torch.get_num_threads(), sum(one.nbytes for one in products) // _THREAD_BYTES), 1)
+    given = rows.contiguous() if kind.groups else rows.float().contiguous()
+    found = torch.empty(total, kind.outputs, dtype=torch.float32)
+    threads = team_size(sum(one.nbytes for one in products))
     places, at = np.empty((len(products), 4), dtype=np.int64), 0
     for number, (product, of_product) in enumerate(zip(products, counts, strict=True)):
         places[number] = product.address, 0 if are_shared else at, at, of_product

@@ -21,6 +21,23 @@ from checkpoint.native.threads import together
 
 Start = Callable[[int, int, int, int], None]
 
+LEAST_BYTES = 1 << 19
+"""A task that reads fewer is done by one thread as soon as a hand-over to torch's."""
+OTHER_THREAD_BYTES = 1 << 25
+"""The same, for each thread, if the threads are others: these wake up late, and take the cores from torch's."""
+
+
+def team_size(nbytes: int) -> int:
+    """How many threads a task that reads so many bytes runs on.
+
+    All of torch's or one: GNU's OpenMP ends threads when a team is smaller than the one before, and starts them anew
+    for the next.
+    """
+    threads = torch.get_num_threads()
+    if _torch_start() is None:
+        return max(min(threads, nbytes // OTHER_THREAD_BYTES), 1)
+    return threads if nbytes >= LEAST_BYTES else 1
+
 
 class Task:
     """A task, compiled by `numba.cfunc` from void(voidptr). It must divide its work by itself."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 import torch
 
@@ -10,6 +12,14 @@ from checkpoint.kernels import EXACT, FAST
 
 SHAPE = 321, 1031
 """So that neither sums nor strips come out even."""
+
+
+@pytest.fixture(params=[torch.float32, torch.bfloat16], autouse=True)
+def default_dtype(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Transformers sets it for the whole process while a model is built."""
+    torch.set_default_dtype(request.param)
+    yield
+    torch.set_default_dtype(torch.float32)
 
 
 def cancelling(count: int, shape: tuple[int, int]) -> tuple[torch.Tensor, torch.Tensor]:

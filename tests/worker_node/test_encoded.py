@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from queue import Queue
+from threading import Semaphore
 from types import SimpleNamespace
 from typing import Any
 
@@ -26,7 +27,7 @@ from support.models.store_making import shard
 from support.nodes.worker_desk import hello
 from wire.inprocess import connect
 from wire.lent_threads import LentThreads
-from wire.messages import Compute, Load, Loaded, LocalTensor, Message
+from wire.messages import Compute, Load, Loaded, LocalTensor
 from worker_node.form_choice import FormChoice
 from worker_node.host import HostPlace
 from worker_node.loaders.make import make_loader
@@ -91,7 +92,7 @@ def test_a_layers_experts_are_computed_in_one_go(store: ExpertStore, monkeypatch
     manifest = store.manifest
     if ENCODINGS[manifest.encoding].inputs_first and not torch.cpu.get_capabilities().get("avx2"):
         pytest.skip("there is no product with MXFP4 for this processor")
-    arithmetic, lent, answers = ExpertArithmetic(manifest.config, manifest.dtype, FAST), LentThreads(), Queue[Message]()
+    arithmetic, lent, answers = ExpertArithmetic(manifest.config, manifest.dtype, FAST), LentThreads(), Queue[Any]()
     worker = Worker(
         "worker", store, arithmetic, make_loader("memory", store), FormChoice(slots=4), WorkerThreads(lent=lent)
     )
@@ -116,11 +117,50 @@ def test_a_layers_experts_are_computed_in_one_go(store: ExpertStore, monkeypatch
         expected = [worker.run(slot, 0, "", hidden[slot], weights[slot]) for slot in range(4)]
         with lent.lend():
             for slot in range(4):
-                rows = (LocalTensor(one[slot], tensor_bytes) for one in (hidden, weights))
-                session.send(Compute(10 + slot, slot, 0, slot, *rows, evict=slot == 2))
+                rows, shares = LocalTensor(hidden[slot], tensor_bytes), LocalTensor(weights[slot], tensor_bytes)
+                session.send(Compute(10 + slot, slot, 0, slot, rows, shares, evict=slot == 2))
             assert lent.run_until(lambda: answers.qsize() == 4, 60)
         found = {answer.call_id: received_tensor(answer.output) for answer in (answers.get() for _ in range(4))}
         assert all(torch.equal(found[10 + slot], expected[slot]) for slot in range(4))
         assert together == [3]
     finally:
+        worker.close()
+
+
+def test_a_slot_that_comes_free_in_a_layers_computation_is_reported_at_once(
+    store: ExpertStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Though another computation is ready, with whose output a small one would travel."""
+    manifest = store.manifest
+    if ENCODINGS[manifest.encoding].inputs_first and not torch.cpu.get_capabilities().get("avx2"):
+        pytest.skip("there is no product with MXFP4 for this processor")
+    arithmetic, answers = ExpertArithmetic(manifest.config, manifest.dtype, FAST), Queue[Any]()
+    worker = Worker("worker", store, arithmetic, make_loader("memory", store), FormChoice(slots=4))
+    arrived, passed, before = Semaphore(0), Semaphore(0), worker.run
+
+    def held(*of: Any) -> torch.Tensor:
+        arrived.release()
+        assert passed.acquire(timeout=60)
+        return before(*of)
+
+    monkeypatch.setattr(worker, "run", held)
+    try:
+        session = connect(worker, SimpleNamespace(on_message=answers.put, on_close=lambda error: None))
+        session.send(hello(store))
+        answers.get(timeout=60)
+        for slot in range(4):
+            session.send(Load(1 + slot, slot, 0, slot))
+        assert {type(answers.get(timeout=60)) for _ in range(4)} == {Loaded}
+        for call, (slot, evict) in enumerate(((3, False), (0, False), (0, True), (1, False), (2, True)), 10):
+            rows, shares = (LocalTensor(torch.ones(*shape).bfloat16(), tensor_bytes) for shape in ((1, WIDTH), (1,)))
+            session.send(Compute(call, slot, 0, slot, rows, shares, evict=evict))
+            if call == 10:
+                assert arrived.acquire(timeout=60)
+        passed.release()
+        assert arrived.acquire(timeout=60), "the last one begins"
+        assert [answers.get(timeout=5).call_id for _ in range(3)] == [10, 11, 12]
+        passed.release()
+        assert [answers.get(timeout=60).call_id for _ in range(2)] == [13, 14]
+    finally:
+        passed.release(9)
         worker.close()

@@ -138,3 +138,20 @@ def test_an_eviction_in_between_drops_the_rest(
     gate.open()
     assert expected.fits(main.next(), asked[0])
     main.loads_and_computes(2, desk.compute(20, 0, 0, 1), expected)
+
+
+def test_an_eviction_before_a_shared_computation_fails_frees_the_slot(
+    desk: WorkerDesk, held_loader: HeldLoader, expected: Expected, made: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("worker_node.node.SLOT_DEADLINE_S", 1.0)
+    main = loading(desk, held_loader, 1)
+
+    def failing(*_: Any) -> Any:
+        main.send(Evict(0), Load(2, 0, 0, 1))
+        raise RuntimeError("no memory for all of them")
+
+    monkeypatch.setattr(Worker, "compute_together", failing)
+    for call in CALLS:
+        main.send(desk.compute(call, 0, 0, 0, evict=False))
+    held_loader.gates[0, 0].open()
+    assert set(main.hear(2)) == {("Loaded", 1), ("Loaded", 2)}

@@ -31,6 +31,20 @@ def unchecked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(routine_check, "_routines", {})
 
 
+@each_encoding
+def test_another_default_dtype_changes_no_weight_to_compare(encoding: Encoding) -> None:
+    """Transformers sets it for the whole process while a model is built."""
+    expected = encoding.check_weights()
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        found = encoding.check_weights()
+    finally:
+        torch.set_default_dtype(torch.float32)
+    for (_, one), (_, other) in zip(found, expected, strict=True):
+        for name in one.keys() | other.keys():
+            torch.testing.assert_close(one[name], other[name], rtol=0, atol=0, equal_nan=True)
+
+
 def refused(encoding: Encoding, caplog: pytest.LogCaptureFixture) -> str:
     """The warning with which the routine is refused. Weights are then restored with torch."""
     with caplog.at_level(logging.WARNING):

@@ -9,6 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from checkpoint.native import team
 from checkpoint.native.encoding import CODES, SCALES, Encoding, Parts
 from checkpoint.native.encodings import ENCODINGS, FP8, GGML_INTEGERS, INTEGERS, MXFP4
 from checkpoint.native.integers import MINIMUM_UNITS, MINIMUMS, ORDER, SCALE_UNITS, ZEROS, packed_rows
@@ -80,9 +81,10 @@ def restored(encoding: Encoding, shape: tuple[int, int], parts: Parts) -> torch.
 
 @pytest.fixture(params=["one thread", "threads of torch", "other threads"], autouse=True)
 def threads(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr("checkpoint.native.row_products._THREAD_BYTES", 1 << 10)
+    monkeypatch.setattr(team, "LEAST_BYTES", 1 << 10)
+    monkeypatch.setattr(team, "OTHER_THREAD_BYTES", 1 << 10)
     if request.param == "other threads":
-        monkeypatch.setattr("checkpoint.native.team._torch_start", lambda: None)
+        monkeypatch.setattr(team, "_torch_start", lambda: None)
     before = torch.get_num_threads()
     torch.set_num_threads(1 if request.param == "one thread" else 2)
     yield
@@ -151,6 +153,21 @@ def test_what_is_not_finite_stays_so(value: float) -> None:
     rows = torch.ones(3, 64, dtype=torch.bfloat16)
     rows[1, 40] = value
     assert product(rows).isfinite().all(1).tolist() == [True, False, True]
+
+
+def test_another_default_dtype_changes_nothing() -> None:
+    """Transformers sets it for the whole process while a model is built."""
+    parts = {CODES: torch.full((192, 32), 0x71, dtype=torch.uint8), SCALES: torch.ones(192, 2)}
+    product = row_products(ENCODINGS[INTEGERS], (192, 64), parts, torch.bfloat16)
+    assert product is not None
+    rows = torch.ones(3, 64, dtype=torch.bfloat16)
+    expected = product(rows)
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        found = product(rows)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert torch.equal(found, expected)
 
 
 def test_what_has_no_product() -> None:
