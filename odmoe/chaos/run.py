@@ -53,6 +53,11 @@ class Plan:
         """The longest time from the last progress of a request to its end."""
         return self.worker_wait_s + WAITS_S
 
+    @property
+    def waits_for_place(self) -> bool:
+        """Whether the time to a first token has no bound."""
+        return self.clients > self.places
+
 
 class Nodes(Victims, Protocol):
     """What is disturbed, and looked at."""
@@ -107,7 +112,8 @@ class Disturbance:
                 self._end(plan, load, prompts)
         except KeyboardInterrupt:
             cut = self._doing
-            self._hanging = load.abandon(plan.bound_s, LEAVE_S)
+            self._hanging = load.late(plan.bound_s, plan.waits_for_place)
+            load.abandon(LEAVE_S)
         return judge(
             load.outcomes,
             self.strikes,
@@ -117,7 +123,7 @@ class Disturbance:
             hanging=self._hanging,
             missing=self._missing,
             bound_s=plan.bound_s,
-            waits_for_place=plan.clients > plan.places,
+            waits_for_place=plan.waits_for_place,
             interrupted="" if limit.is_over else cut,
             unfinished=cut if limit.is_over else "",
         )
@@ -169,7 +175,8 @@ class Disturbance:
 
     def _is_over(self, plan: Plan, load: Load, began: float) -> bool:
         enough = plan.requests is not None and len(load.outcomes) >= plan.requests
-        return enough or time.monotonic() - began >= plan.seconds or load.stalled_s() > plan.bound_s
+        over = time.monotonic() - began >= plan.seconds
+        return enough or over or load.late(plan.bound_s, plan.waits_for_place) > 0
 
     def _wait_until_whole(self) -> list[str]:
         """Names of the nodes that are not back in time."""

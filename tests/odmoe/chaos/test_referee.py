@@ -190,6 +190,32 @@ def test_an_interrupt_gives_a_verdict_on_what_was_seen(trouble: str, monkeypatch
     assert "Interrupted: 1 faults" in as_text(verdict)
 
 
+def test_who_waits_for_a_place_does_not_hang(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One of two clients gets no token within the bound, since the cluster answers one at a time."""
+    world, place = World(), threading.Lock()
+    plain = world.ask
+
+    @contextlib.contextmanager
+    def ask(prompt: Sequence[int], count: int) -> Iterator[Any]:
+        with place, plain(prompt, count) as answer:
+            yield answer
+
+    def strike(victims: Any, rng: random.Random) -> str:
+        if not world.struck:
+            world.struck = True
+            place.acquire()
+            time.sleep(0.5)
+            return "worker 0"
+        signal.raise_signal(signal.SIGINT)
+        return ""
+
+    monkeypatch.setattr(world, "ask", ask)
+    how: dict[str, Any] = {"faults": [Fault("struck", "", strike)], "worker_wait_s": 0.0, "requests": 10_000}
+    verdict = disturb(world, monkeypatch, places=1, **how)
+    assert verdict.interrupted
+    assert verdict.violations == []
+
+
 def test_a_run_without_an_end_has_a_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run, "END_S", -4.0)
 
