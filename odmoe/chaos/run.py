@@ -28,7 +28,8 @@ LOOK_S = 0.1
 REST_S = (0.1, 0.6)
 """Between a cluster that is whole and the next fault."""
 START_S, END_S = 600.0, 600.0
-"""The longest time until the first fault, and from the end of the faults' time to the verdict."""
+"""The longest time until the first fault, and from the end of the faults' time to the verdict, without the two bounds
+for open answers and for those after the faults."""
 LEAVE_S = 2.0
 """For clients to leave when a run is cut short."""
 WAITS_S = 90.0
@@ -105,7 +106,8 @@ class Disturbance:
             raise LaunchError(f"no answers of all nodes within {START_S:g} s, without any fault") from None
         load = Load(self._ask, prompts, plan.clients, plan.seed, self._wrong)
         self._nodes.clients = load
-        began, limit, cut = time.monotonic(), TimeLimit(plan.seconds + END_S), ""
+        began, cut = time.monotonic(), ""
+        limit = TimeLimit(plan.seconds + END_S + 2 * plan.bound_s)
         try:
             with limit:
                 self._disturb(plan, load, began)
