@@ -216,15 +216,23 @@ def test_who_waits_for_a_place_does_not_hang(monkeypatch: pytest.MonkeyPatch) ->
     assert verdict.violations == []
 
 
-def test_a_run_without_an_end_has_a_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("interrupt", [signal.default_int_handler, signal.SIG_IGN])
+def test_a_run_without_an_end_has_a_verdict(interrupt: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where a shell has the command ignore Ctrl-C."""
     monkeypatch.setattr(run, "END_S", -4.0)
+    before = signal.signal(signal.SIGINT, interrupt)
 
     def strike(victims: Any, rng: random.Random) -> str:
-        time.sleep(30)
+        time.sleep(10)
         return ""
 
-    verdict = disturb(World(), monkeypatch, faults=[Fault("endless", "", strike)], requests=10_000)
-    assert verdict.seconds < 5
+    try:
+        verdict = disturb(
+            World(), monkeypatch, faults=[Fault("endless", "", strike)], requests=10_000, worker_wait_s=0.2
+        )
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert 2.0 <= verdict.seconds < 7  # the faults' time, END_S and twice the bound of half a second
     assert ["no end in time" in one and "endless" in one for one in verdict.violations] == [True]
     assert not verdict.interrupted
 
