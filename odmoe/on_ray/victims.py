@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import ray
@@ -54,7 +55,7 @@ class NodeProcesses:
         return [_name_of(row) for row in rows if row["state"] != "ready"] if rows else [MAIN]
 
     def kill(self, names: Sequence[str]) -> list[str]:
-        return self._each(names, _kill, lambda name: (self._cluster.pid(name),))
+        return self._each(names, _kill, self._cluster.pid)
 
     def can_spoil(self) -> bool:
         """Whether each worker has a host of its own, and no node is on the main node's; and whether these hosts can be
@@ -72,7 +73,7 @@ class NodeProcesses:
             return False
 
     def spoil(self, names: Sequence[str], what: str, seconds: float) -> list[str]:
-        return self._each(names, spoil, lambda name: (what, self._target(name, what), seconds))
+        return self._each(names, partial(spoil, what, seconds), lambda name: self._target(name, what))
 
     def _target(self, name: str, what: str) -> str:
         if what == LINK:
@@ -98,17 +99,22 @@ class NodeProcesses:
             return ""
         return str(next(row["address"] for row in self.rows() if _name_of(row) == name))
 
-    def _each(self, names: Sequence[str], call: Any, args: Callable[[str], tuple[Any, ...]]) -> list[str]:
-        """A call on the host of each node, at the same time. Returns whose was carried out."""
-        begun, done = {}, []
+    def _each(self, names: Sequence[str], call: Any, target: Callable[[str], Any]) -> list[str]:
+        """A call with all targets of a host, on all hosts at the same time. It returns which of them it hit, and this
+        whose they are."""
+        targets: dict[str, dict[str, Any]] = {}
+        begun, hit = {}, []
         for name in names:
             with contextlib.suppress(*NOT_NOW):
-                begun[name] = self._begin(self._host(name), call, *args(name))
-        for name, end in begun.items():
+                targets.setdefault(self._host(name), {})[name] = target(name)
+        for host, own in targets.items():
             with contextlib.suppress(*NOT_NOW):
-                end()
-                done.append(name)
-        return done
+                begun[host] = self._begin(host, call, list(own.values()))
+        for host, end in begun.items():
+            with contextlib.suppress(*NOT_NOW):
+                found = end()
+                hit += [name for name, one in targets[host].items() if one in found]
+        return hit
 
     def _on(self, host: str, call: Any, *args: Any) -> Any:
         return self._begin(host, call, *args)()
@@ -132,8 +138,14 @@ class _Hand:
         return call(*args)
 
 
-def _kill(pid: int) -> None:
-    os.kill(pid, signal.SIGKILL)
+def _kill(pids: Sequence[int]) -> list[int]:
+    """Returns who was there."""
+    killed = []
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+            killed.append(pid)
+    return killed
 
 
 def _name_of(row: dict[str, Any]) -> str:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import time
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -24,8 +26,8 @@ SHADOW = {"kind": "shadow", "number": 0, "address": "10.0.0.7", "state": "ready"
 class Cluster:
     """`rows` None: the main node is away."""
 
-    def __init__(self, rows: list[dict[str, Any]] | None, pid: int = 0) -> None:
-        self.rows, self._pid = rows, pid
+    def __init__(self, rows: list[dict[str, Any]] | None, *pids: int) -> None:
+        self.rows, self._pids = rows, pids
 
     def nodes(self) -> list[dict[str, Any]]:
         if self.rows is None:
@@ -33,7 +35,7 @@ class Cluster:
         return self.rows
 
     def pid(self, name: str) -> int:
-        return self._pid
+        return self._pids[int(name.split()[-1]) if len(self._pids) > 1 else 0]
 
     def store(self) -> str:
         return "store"
@@ -75,9 +77,9 @@ def test_what_is_spoilt_at_which_node(monkeypatch: pytest.MonkeyPatch) -> None:
     """The main node's address is cut off, the cluster's store damaged, a node's own process frozen."""
     asked: list[tuple[str, Any]] = []
 
-    def begin(own: Any, host: str, call: Any, *args: Any) -> Any:
-        asked.append((host, args))
-        return lambda: None
+    def begin(own: Any, host: str, call: Any, targets: list[str]) -> Any:
+        asked.append((host, (*call.args, *targets)))
+        return lambda: targets
 
     monkeypatch.setattr(victims.ray.util, "get_node_ip_address", lambda: "10.0.0.1")
     monkeypatch.setattr(NodeProcesses, "_begin", begin)
@@ -86,11 +88,31 @@ def test_what_is_spoilt_at_which_node(monkeypatch: pytest.MonkeyPatch) -> None:
     assert found.spoil(["worker 1"], STORE, 2.0) == ["worker 1"]
     assert found.spoil(["main node", "worker 2"], FROZEN, 2.0) == ["main node"]
     assert asked == [
-        ("10.0.0.7", (LINK, "10.0.0.1", 2.0)),
-        ("10.0.0.8", (LINK, "10.0.0.1", 2.0)),
-        ("10.0.0.8", (STORE, "store", 2.0)),
-        ("", (FROZEN, "77", 2.0)),
+        ("10.0.0.7", (LINK, 2.0, "10.0.0.1")),
+        ("10.0.0.8", (LINK, 2.0, "10.0.0.1")),
+        ("10.0.0.8", (STORE, 2.0, "store")),
+        ("", (FROZEN, 2.0, "77")),
     ]
+
+
+@pytest.mark.slow
+def test_all_nodes_of_a_host_are_frozen_at_once() -> None:
+    """Each would thaw before the next one's process had begun, a second later on a busy machine."""
+    sleepers = [subprocess.Popen(["sleep", "60"]) for _ in range(16)]
+    try:
+        rows = [WORKER | {"number": number} for number in range(16)]
+        found = processes(Cluster(rows, *(one.pid for one in sleepers)), here=True)
+        names = [f"worker {number}" for number in range(16)]
+        assert found.spoil(names, FROZEN, 0.5) == names
+        end, most = time.monotonic() + 5.0, 0
+        while most < 16 and time.monotonic() < end:
+            states = [Path(f"/proc/{one.pid}/stat").read_text().split()[2] for one in sleepers]
+            most = max(most, states.count("T"))
+        assert most == 16
+    finally:
+        for one in sleepers:
+            one.kill()
+            one.wait(10)
 
 
 @pytest.mark.parametrize("rows", [None, []])
