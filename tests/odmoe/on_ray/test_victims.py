@@ -6,6 +6,8 @@ import os
 import signal
 import subprocess
 import time
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,6 +17,7 @@ import ray
 
 from odmoe.chaos.spoil import FROZEN, LINK, STORE
 from odmoe.on_ray import victims
+from odmoe.on_ray.calls import CONTROL_S
 from odmoe.on_ray.victims import NodeProcesses
 from scheduler.errors import LinkError
 
@@ -45,32 +48,82 @@ def processes(cluster: Cluster, here: bool = False) -> NodeProcesses:
     return NodeProcesses(cluster, here)  # type: ignore[arg-type]
 
 
-def test_kill_and_usage_on_another_host(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ray itself must take what is sent; here it runs at once, in one process for each host."""
-    asked: list[dict[str, float]] = []
+class Hosts:
+    """Ray itself must take what is sent; here it runs in this process once it is waited for, `late_s` later. `asked`:
+    the resources of each process."""
 
-    def remote(hand: Any) -> Any:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.asked: list[dict[str, float]] = []
+        self.late_s = self.ahead_s = 0.0
+        own = SimpleNamespace(get_node_ip_address=lambda: "10.0.0.1")
+        monkeypatch.setattr(victims, "ray", SimpleNamespace(remote=self._remote, util=own))
+        monkeypatch.setattr(victims, "get", lambda pending, *rest: pending())
+
+    def _remote(self, hand: Any) -> Any:
         ray.remote(hand)
 
         def options(resources: dict[str, float], **given: Any) -> Any:
-            asked.append(resources)
-            return SimpleNamespace(remote=lambda: SimpleNamespace(do=SimpleNamespace(remote=hand().do)))
+            self.asked.append(resources)
+            made = hand()
+            methods = {
+                name: SimpleNamespace(remote=partial(partial, self._run, getattr(made, name)))
+                for name in ("clock", "do")
+            }
+            return SimpleNamespace(remote=lambda: SimpleNamespace(**methods))
 
         return SimpleNamespace(options=options)
 
-    monkeypatch.setattr(victims, "ray", SimpleNamespace(remote=remote))
-    monkeypatch.setattr(victims, "get", lambda done, *rest: done)
-    process = subprocess.Popen(["sleep", "60"])
-    try:
-        found = processes(Cluster([WORKER, OTHER], process.pid))
-        assert set(found.usage()) == {"main node", "worker 0", "worker 1"}
-        assert found.kill(["worker 0", "worker 7"]) == ["worker 0"]
-        assert process.wait(10) == -signal.SIGKILL
-        assert found.kill(["worker 1"]) == []
-    finally:
-        process.kill()
-        process.wait(10)
-    assert asked == [{f"node:{one['address']}": victims.TOUCH} for one in (WORKER, OTHER)]
+    def _run(self, method: Any, *args: Any) -> Any:
+        """By the host's own clock."""
+        own = SimpleNamespace(time=lambda: time.time() + self.ahead_s + self.late_s)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(victims, "time", own)
+            return method(*args)
+
+
+@pytest.fixture
+def hosts(monkeypatch: pytest.MonkeyPatch) -> Hosts:
+    return Hosts(monkeypatch)
+
+
+@pytest.fixture
+def process() -> Iterator[subprocess.Popen[bytes]]:
+    with subprocess.Popen(["sleep", "60"]) as made:
+        yield made
+        made.kill()
+
+
+def test_kill_and_usage_on_another_host(hosts: Hosts, process: subprocess.Popen[bytes]) -> None:
+    found = processes(Cluster([WORKER, OTHER], process.pid))
+    assert set(found.usage()) == {"main node", "worker 0", "worker 1"}
+    assert found.kill(["worker 0", "worker 7"]) == ["worker 0"]
+    assert process.wait(10) == -signal.SIGKILL
+    assert found.kill(["worker 1"]) == []
+    assert hosts.asked == [{f"node:{one['address']}": victims.TOUCH} for one in (WORKER, OTHER)]
+
+
+@pytest.mark.parametrize("ahead_s", [0.0, -3600.0, 3600.0])
+def test_a_kill_that_comes_late_is_not_carried_out(
+    ahead_s: float, hosts: Hosts, process: subprocess.Popen[bytes]
+) -> None:
+    """Nobody counts it, whatever that host's clock shows."""
+    hosts.ahead_s = ahead_s
+    found = processes(Cluster([WORKER], process.pid))
+    assert found.workers() == ["worker 0"]
+    assert set(found.usage()) == {"main node", "worker 0"}
+    hosts.late_s = CONTROL_S
+    assert found.kill(["worker 0"]) == []
+    assert process.poll() is None
+    hosts.late_s = 0.0
+    assert found.kill(["worker 0"]) == ["worker 0"]
+
+
+def test_every_host_has_its_process_before_any_fault(hosts: Hosts, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also if its links cannot be cut, as with two workers on one host."""
+    monkeypatch.setattr(victims, "may_cut", lambda: True)
+    rows = [WORKER, OTHER, OTHER | {"number": 2}, SHADOW | {"address": "10.0.0.9"}]
+    assert not processes(Cluster(rows)).can_spoil()
+    assert sorted(map(str, hosts.asked)) == [f"{{'node:10.0.0.{n}': {victims.TOUCH}}}" for n in (7, 8, 9)]
 
 
 def test_what_is_spoilt_at_which_node(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -154,6 +207,7 @@ def test_links_are_cut_if_each_worker_has_a_host_of_its_own(
     def begin(own: Any, host: str, call: Any, **given: Any) -> Any:
         return lambda: call is victims.may_cut and host != "10.0.0.9"
 
+    monkeypatch.setattr(NodeProcesses, "_start_hands", lambda own, hosts, within_s: None)
     monkeypatch.setattr(NodeProcesses, "_begin", begin)
     assert processes(Cluster(rows)).can_spoil() is able
     assert not processes(Cluster(rows), here=True).can_spoil()
