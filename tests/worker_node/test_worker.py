@@ -36,7 +36,7 @@ from wire.messages import (
     WorkerReady,
     WorkerUsage,
 )
-from worker_node import node, part_watch, session
+from worker_node import part_watch, session, slot_computer
 from worker_node.loaders.host_tier import HostTier
 from worker_node.loaders.tiered import TieredLoader
 
@@ -273,7 +273,7 @@ def test_rows_that_do_not_fit_the_expert(desk: WorkerDesk, expected: Expected, w
 def test_few_modules_are_kept_however_many_slots_and_layers_there_are(
     desk: WorkerDesk, expected: Expected, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(node, "MODULES", 3)
+    monkeypatch.setattr(slot_computer, "MODULES", 3)
     counted = CountedArithmetic(desk.arithmetic)
     main = desk.welcome(desk.worker(slots=4, arithmetic=counted))
     for number in range(1, 17):
