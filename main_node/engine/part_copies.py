@@ -94,18 +94,22 @@ class PartCopies:
 
     def _restore(self) -> None:
         """Copy until nothing is left that can be copied."""
-        copied = nbytes = 0
-        while (copy := self._next()) is not None and not self._closed.is_set():
+        copied, nbytes, short = 0, 0, self._short()
+        while short and (copy := self._next()) is not None and not self._closed.is_set():
+            if not self._copy(copy):
+                continue
             if not copied:
-                self._say(f"{self._short()} experts have lost holders; they are copied to other workers")
-            if self._copy(copy):
-                copied, nbytes = copied + 1, nbytes + self._sizes[copy.expert]
-        if not copied or self._closed.is_set():
+                self._say(f"{short} experts have lost holders; they are copied to other workers")
+            copied, nbytes = copied + 1, nbytes + self._sizes[copy.expert]
+        if self._closed.is_set():
             return
-        self._said.clear()
-        short = self._short()
-        rest = f"; {short} experts still have too few, and no worker takes more" * bool(short)
-        self._say(f"{copied} experts ({nbytes / 1e9:.3g} GB) were copied to workers that hold them from now on{rest}")
+        left = self._short() if short else 0
+        if copied or not left:
+            self._said.clear()
+        if copied:
+            self._say(f"{copied} experts ({nbytes / 1e9:.3g} GB) were copied to workers that hold them from now on")
+        if left:
+            self._say(f"{left} experts have too few holders, and no worker takes more")
 
     def _short(self) -> int:
         with self._lock:
@@ -155,7 +159,7 @@ class PartCopies:
         """Send a piece, and wait until it is written. None then; the error in words, or nothing for a lost worker."""
         answers: runtime.SimpleQueue[w.Kept | None] = runtime.SimpleQueue()
         with self._lock:
-            if worker not in self._peers.workers:
+            if self._closed.is_set() or worker not in self._peers.workers:
                 return ""
             self._asked = worker, piece.number, answers
             self._peers.tell(worker, piece)

@@ -70,7 +70,7 @@ def hosts_of_launcher(file: Path | None = None) -> dict[str, Host]:
     """The hosts of the cluster file with which this cluster was launched, by address; empty if there was none."""
     try:
         return {host.address: host for host in read_hosts(_provider(file)["hosts"], str(file))}
-    except (KeyError, TypeError, ConfigError):
+    except (KeyError, TypeError, ValueError, ConfigError):
         return {}
 
 
@@ -78,13 +78,13 @@ def replicas_of_launcher(file: Path | None = None) -> int | None:
     """How many workers are to hold each expert, by that file; None if it says nothing."""
     try:
         found = _provider(file).get("replicas")
-    except (KeyError, TypeError, ConfigError):
+    except (KeyError, TypeError, ValueError, ConfigError):
         return None
-    return found if isinstance(found, int) else None
+    return found if type(found) is int and found > 0 else None
 
 
 def _provider(file: Path | None) -> dict[str, Any]:
     """The provider block in the configuration that Ray's launcher leaves on the head. Raises KeyError, TypeError,
-    ConfigError."""
+    ValueError, ConfigError."""
     file = file or Path.home() / "ray_bootstrap_config.yaml"
     return dict(read_yaml(file, str(file))["provider"])

@@ -43,7 +43,7 @@ def speed(base: Profile, layout: Layout, routes: str) -> float:
         tokens=1 + warming + _MEASURED,
         workers=len(seats),
         uneven=seats,
-        replicas=layout.replicas if layout.replicas is None else min(layout.replicas, len(seats)),
+        replicas=layout.replicas,
         group_size=min(model.top_k, len(seats)),
         system=layout.system,
         route_model=ROUTE_MODELS[routes],
@@ -54,9 +54,10 @@ def speed(base: Profile, layout: Layout, routes: str) -> float:
 
 
 def _scaled(own: OwnTimes, part: float) -> OwnTimes:
-    """With that part of its slots."""
+    """With that part of its slots, and of what it holds."""
+    on_disk = None if own.part is None else math.ceil(own.part * part)
     held = None if own.host_slots is None else int(own.host_slots * part + 0.5)
-    return own._replace(slots=max(1, int(own.slots * part + 0.5)), host_slots=held)
+    return own._replace(slots=max(1, int(own.slots * part + 0.5)), host_slots=held, part=on_disk)
 
 
 def guess(base: Profile, layout: Layout) -> float:
@@ -105,10 +106,12 @@ def _own_times(base: Profile, layout: Layout) -> tuple[OwnTimes, ...]:
 
 def _of_seat(times: OwnTimes, seat: Seat, layout: Layout) -> OwnTimes:
     """With its slots. An expert for a GPU that is not in host memory is read to there first."""
-    if not seat.place.on_gpu or seat.host_slots >= layout.experts:
-        return times._replace(slots=seat.slots)
+    part = layout.parts.get(seat.place.machine.name)
+    times = times._replace(slots=seat.slots, part=part)
+    if not seat.place.on_gpu or seat.host_slots >= (layout.experts if part is None else part):
+        return times
     disk_s = layout.model.expert_bytes / seat.place.machine.disk
-    return times._replace(slots=seat.slots, host_slots=seat.host_slots, disk_load_s=disk_s)
+    return times._replace(host_slots=seat.host_slots, disk_load_s=disk_s)
 
 
 def _expert_s(scaled_s: float, model: ModelSize, place: Place) -> float:

@@ -17,6 +17,7 @@ from scheduler.planning.machines import (
     Layout,
     Machine,
     layouts,
+    with_replicas,
 )
 from scheduler.planning.role_bytes import CPU_REST_BYTES, main_bytes, shadow_bytes
 from scheduler.planning.scaling import Each, size_text
@@ -112,7 +113,7 @@ def advise(home: Home, each: Each = map) -> MachineAdvice:
         rates |= _rates(home, [replace(best, eviction=name) for name in EVICTIONS], each)
         best = _best({layout: rate for layout, rate in rates.items() if layout.machines == best.machines})
     if home.replicas is None and best.replicas is None and len(best.parted) > REPLICAS:
-        rates |= _rates(home, [replace(best, replicas=REPLICAS)], each)
+        rates |= _rates(home, [parted] if (parted := with_replicas(best, REPLICAS)) else [], each)
         best = _best({layout: rate for layout, rate in rates.items() if layout.machines == best.machines})
     ends = [_Trial(home.base, best.at_rates(LEAST_RATES), LEAST_ROUTES), _Trial(home.base, best, MOST_ROUTES)]
     least, most = each(_simulate, ends)

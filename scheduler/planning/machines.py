@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from scheduler.errors import ConfigError
+from scheduler.errors import ConfigError, DoesNotFitError
 from scheduler.planning.role_bytes import (
     CPU_REST_BYTES,
     GPU_REST_BYTES,
@@ -17,6 +17,7 @@ from scheduler.planning.role_bytes import (
     workspace_bytes,
 )
 from scheduler.policies.system_config import SystemConfig
+from scheduler.store_parts import fair_shares
 from scheduler.timing.profile import Profile
 from scheduler.types import ModelSize
 
@@ -124,13 +125,21 @@ class Layout:
         whole = {self.main.machine, *([self.shadow.machine] if self.shadow else [])}
         return tuple(one for one in self.machines if one not in whole)
 
+    @property
+    def parts(self) -> dict[str, int]:
+        """Experts on the disks of machines with parts: equal numbers, less if a disk has less room. Raises
+        DoesNotFitError."""
+        if self.replicas is None:
+            return {}
+        experts, nbytes = self.experts, self.model.store_bytes
+        rooms = {one.name: min(one.disk_free, nbytes) * experts // nbytes for one in self.parted}
+        return {name: math.ceil(share) for name, share in fair_shares(experts, rooms, self.replicas).items()}
+
     def disk(self) -> dict[str, int]:
-        """Bytes of the store by machine."""
-        parted, experts = self.parted, self.model.store_bytes
-        found = dict.fromkeys((one.name for one in self.machines), experts + self.model.dense_bytes)
-        if self.replicas is not None:
-            found |= {one.name: -(-self.replicas * experts // len(parted)) for one in parted}
-        return found
+        """Bytes of the store by machine. Raises DoesNotFitError."""
+        nbytes = self.model.store_bytes
+        whole = dict.fromkeys((one.name for one in self.machines), nbytes + self.model.dense_bytes)
+        return whole | {name: part * nbytes // self.experts for name, part in self.parts.items()}
 
     @property
     def slots(self) -> int:
@@ -143,10 +152,22 @@ class Layout:
     @property
     def keeps(self) -> str:
         """ALL, CACHE or NONE."""
-        if self.slots >= self.experts:
+        if self._holds_all():
             return ALL
         few = min(seat.slots for seat in self.seats) < _LEAST_CACHE
         return NONE if few and self.shadow else CACHE
+
+    def _holds_all(self) -> bool:
+        """Whether each expert can surely have a slot on a worker that has it on its disk. Those that some workers alone
+        hold are at most their parts over `replicas` (Hall's theorem); other workers' slots may take what they lack."""
+        parts, lacking, free = self.parts, 0, 0
+        for seat in self.seats:
+            part = parts.get(seat.place.machine.name)
+            if part is None:
+                free += seat.slots
+            else:
+                lacking += max(0, -(-part // (self.replicas or 1)) - seat.slots)
+        return self.slots >= self.experts and lacking <= free
 
     @property
     def preset(self) -> str:
@@ -199,7 +220,8 @@ def layouts(model: ModelSize, machines: Sequence[Machine], kept: int = 0, replic
                 for scheme, shadow in _shadows(model, chosen, main):
                     layout = _layout(model, chosen, main, on_gpu, (scheme, shadow), kept)
                     layout = _on_disks(layout, replicas) if layout else None
-                    found |= {layout: None} if layout else {}
+                    if layout and not (layout.shadow and layout.keeps == ALL):  # it would predict nothing
+                        found[layout] = None
     return list(found)
 
 
@@ -252,20 +274,32 @@ def _layout(
     if any(left < 0 for left in room.values()):
         return None
     seats = [seat for one in chosen if (seat := _seat(model, one, room, on_gpu))]
-    found = Layout(model, main, _without_surplus(model, seats), at, scheme, kept=kept) if seats else None
-    return None if found is None or (at is not None and found.keeps == ALL) else found  # then it would predict nothing
+    return Layout(model, main, tuple(seats), at, scheme, kept=kept) if seats else None
 
 
 def _on_disks(layout: Layout, replicas: int | None) -> Layout | None:
     """With those replicas; or with whole stores, and if these do not fit, with the most replicas for which disks have
     room. None if it does not fit."""
-    most, room = len(layout.parted), {one.name: one.disk_free for one in layout.machines}
+    most = len(layout.parted)
     tried = (None, *range(min(REPLICAS, most), 0, -1)) if replicas is None else (min(replicas, most) or None,)
-    for number in tried:
-        found = replace(layout, replicas=number)
-        if all(nbytes <= room[name] for name, nbytes in found.disk().items()):
-            return found
-    return None
+    return next((found for number in tried if (found := with_replicas(layout, number))), None)
+
+
+def with_replicas(layout: Layout, replicas: int | None) -> Layout | None:
+    """No seat has more slots than its disk has experts, nor all more than there are. None if disks have too little
+    room."""
+    found = replace(layout, replicas=replicas)
+    try:
+        disk, parts = found.disk(), found.parts
+    except DoesNotFitError:
+        return None
+    if any(disk[one.name] > one.disk_free for one in layout.machines) or not all(parts.values()):
+        return None
+    seats = []
+    for seat in layout.seats:
+        part = parts.get(seat.place.machine.name, layout.experts)
+        seats.append(replace(seat, slots=min(seat.slots, part), host_slots=min(seat.host_slots, part)))
+    return replace(found, seats=_without_surplus(layout.model, seats))
 
 
 def _seat(model: ModelSize, one: Machine, room: dict[tuple[Machine, bool], float], on_gpu: bool) -> Seat | None:

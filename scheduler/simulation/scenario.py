@@ -49,6 +49,8 @@ class OwnTimes(NamedTuple):
     """As in `Scenario`."""
     disk_load_s: float = 0.0
     """From disk to host memory, if that is a tier."""
+    part: int | None = None
+    """Experts that its disk has room for, of a store in parts. None: it has all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,12 +180,15 @@ class Scenario:
 
     def parts(self) -> list[tuple[t.HeldRange, ...] | None]:
         """What each worker holds of the store, as in `WorkerJoined`. A host place holds all."""
+        numbers = range(self.worker_count)
+        rooms = {str(n): float(own.part) for n, own in enumerate(self.uneven) if own.part is not None}
+        rooms = rooms if self.uneven else dict.fromkeys(map(str, numbers), math.inf)
         if self.replicas is None or self.replicas == self.worker_count:
             return [None] * self.worker_count
         shape = self.shape
         sizes = {t.ExpertId(layer, expert): 1 for layer in shape.layers for expert in range(shape.experts)}
-        rooms = dict.fromkeys(map(str, range(self.worker_count)), math.inf)
-        return [ranges_of(part) for part in missing_parts(sizes, rooms, self.replicas, {}).values()]
+        parts = missing_parts(sizes, rooms, self.replicas, {})
+        return [ranges_of(parts[str(n)]) if str(n) in parts else None for n in numbers]
 
     @property
     def group(self) -> int:

@@ -285,6 +285,24 @@ def test_a_store_that_cannot_be_read_for_a_while_is_tried_again(
     wait_until(lambda: holders(cluster) == {2: 64})
 
 
+def test_where_nothing_can_be_copied_no_copy_is_spoken_of(
+    soon: None, monkeypatch: pytest.MonkeyPatch, parted_of: MakeCluster, demo_store: Any
+) -> None:
+    monkeypatch.setattr(os, "statvfs", lambda path: NO_ROOM)
+    cluster = parted_of(replicated(demo_store("float32"), 2), replicas=2)
+    cluster.lose(1)
+    wait_until(lambda: "32 experts have too few holders, and no worker takes more" in cluster.lines)
+    assert not any("are copied" in line or "were copied" in line for line in cluster.lines)
+    assert holders(cluster) == {1: 32, 2: 32}
+
+
+def test_nothing_is_sent_after_the_end(parted_of: MakeCluster, demo_store: Any) -> None:
+    cluster = parted_of(replicated(demo_store("float32"), 2), replicas=2)
+    assert cluster.engine.copies is not None
+    cluster.engine.copies.close()
+    assert cluster.engine.copies._put(0, w.Keep(1, 0, 0, "", 0, bytes(4096), False)) == ""
+
+
 def test_the_length_of_pieces_follows_full_ones_alone(parted_of: MakeCluster, demo_store: Any) -> None:
     copies = parted_of(replicated(demo_store("float32"), 2), replicas=2).engine.copies
     assert copies is not None

@@ -59,9 +59,13 @@ def test_the_hosts_that_the_launcher_left(tmp_path: Path) -> None:
     file.write_text(yaml.safe_dump({"provider": {"hosts": hosts, "replicas": 2}}))
     assert hosts_of_launcher(file)["10.0.0.2"].settings == {"slots": 3}
     assert replicas_of_launcher(file) == 2
-    file.write_text("provider: [")
-    assert hosts_of_launcher(file) == {}
-    assert replicas_of_launcher(file) is None
+    for wrong in (True, 0, -1, "2", 1.5):
+        file.write_text(yaml.safe_dump({"provider": {"hosts": hosts, "replicas": wrong}}))
+        assert replicas_of_launcher(file) is None
+    for text in ("provider: [", "provider: text", "provider:"):
+        file.write_text(text)
+        assert hosts_of_launcher(file) == {}
+        assert replicas_of_launcher(file) is None
 
 
 def test_the_size_of_a_group() -> None:

@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+import math
+import random
+from collections import Counter
 from dataclasses import replace
 from itertools import pairwise
+from unittest.mock import Mock
 
+import networkx  # type: ignore[import-untyped]  # comes with torch
 import pytest
 
 from scheduler.errors import DoesNotFitError
+from scheduler.held import experts_of
+from scheduler.planning import layout_speed
 from scheduler.planning.layout_speed import guess, profile_of, speed
 from scheduler.planning.machine_plan import advise, improve
-from scheduler.planning.machines import layouts
+from scheduler.planning.machines import Layout, layouts
 from scheduler.planning.role_bytes import main_bytes, shadow_bytes
-from scheduler.types import ModelSize
+from scheduler.simulation.simulate import simulate
+from scheduler.store_parts import missing_parts
+from scheduler.types import ExpertId, ModelSize
 from support.scheduling.homes import BASE, advice_on, glm_5, home, model, with_links
 
 QWEN = model("qwen3-30b-a3b")
@@ -140,8 +149,9 @@ def test_parts_of_the_store_go_where_disks_are_small() -> None:
         return found.disk()
 
     boxes = [f"box {n}" for n in range(1, 8)]
-    assert disks(1.1 * 2 * share) == {"first": whole} | dict.fromkeys(boxes, -(-2 * mixtral.store_bytes // 7))
-    assert disks(1.1 * share) == {"first": whole} | dict.fromkeys(boxes, -(-mixtral.store_bytes // 7))
+    for replicas in (2, 1):  # in whole experts, of 256
+        part = math.ceil(replicas * 256 / 7) * mixtral.store_bytes // 256
+        assert disks(1.1 * replicas * share) == {"first": whole} | dict.fromkeys(boxes, part)
     with pytest.raises(DoesNotFitError, match=r"the main node's disk has the whole store, 93\.\d+ GB.* 50\.00 GB free"):
         advice_on(mixtral, "box x8: ram=16GB disk-free=50GB")
     alone = advice_on(mixtral, "large: ram=16GB", f"box x7: ram=16GB disk-free={0.9 * share:.2f}GB")
@@ -168,3 +178,51 @@ def test_host_memory_below_a_gpu_is_filled_and_saves_reads() -> None:
     read_s, copy_s = (mixtral.layers * mixtral.top_k * mixtral.expert_bytes / rate for rate in (1e9, 12e9))
     assert 1 / (read_s + copy_s) < rates[0] < rates[1] < rates[2] < rates[3]
     assert 1 / copy_s < rates[3] < 2 / copy_s, "all are in host memory, a few on the GPU"
+
+
+@pytest.mark.slow
+def test_all_experts_are_kept_only_if_workers_have_slots_for_those_on_their_disks() -> None:
+    """By the largest flow from slots to experts, with the parts that hosts would get."""
+    mixtral, rng, seen = model("mixtral-8x7b"), random.Random(1), Counter[tuple[bool, bool]]()
+    for _ in range(25):
+        rams = [rng.choice([8, 16, 24, 32, 48, 64]) for _ in range(rng.randint(3, 7))]
+        texts = [f"pc-{n}: ram={ram}GB" + " disk-free=40GB" * rng.randint(0, 1) for n, ram in enumerate(rams)]
+        machines = home(mixtral, *texts).machines
+        for replicas in (1, 2):
+            for one in layouts(mixtral, machines, replicas=replicas):
+                if one.replicas and not one.shadow:
+                    keeps_all = one.keeps == "all"
+                    assert not keeps_all or most_kept(one) == one.experts, one
+                    seen[keeps_all, one.slots >= one.experts] += 1
+                    assert all(seat.slots <= one.parts.get(seat.place.machine.name, 256) for seat in one.seats)
+    assert min(seen[kind] for kind in ((True, True), (False, True), (False, False))) > 0, seen
+
+
+def most_kept(layout: Layout) -> int:
+    """How many experts can have a slot, each where it is on disk."""
+    experts = [ExpertId(layer, n) for layer in range(layout.model.layers) for n in range(layout.model.experts)]
+    rooms = {name: float(part) for name, part in layout.parts.items()}
+    parts = missing_parts(dict.fromkeys(experts, 1), rooms, layout.replicas or 0, {})
+    graph = networkx.DiGraph()
+    graph.add_edges_from(((expert, "end") for expert in experts), capacity=1)
+    for seat in layout.seats:
+        name = seat.place.machine.name
+        graph.add_edge("start", name, capacity=seat.slots)
+        graph.add_edges_from(((name, expert) for expert in parts.get(name, experts)), capacity=1)
+    return int(networkx.maximum_flow_value(graph, "start", "end"))
+
+
+def test_parts_of_unlike_machines_are_simulated_as_they_are_advised(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three of 64 GB could keep all experts, and disks let each have few of them."""
+    mixtral = model("mixtral-8x7b")
+    monkeypatch.setattr(layout_speed, "simulate", seen := Mock(wraps=simulate))
+    setup = home(mixtral, "first: ram=16GB", "small: ram=16GB disk-free=40GB", "pc x2: ram=64GB disk-free=60GB")
+    found = next(one for one in layouts(mixtral, setup.machines, replicas=1) if len(one.machines) == 4)
+    assert found.keeps == "cache"
+    speed(BASE, found, "deep-moe")
+    scenario = seen.call_args.args[0]
+    layers = len(scenario.shape.layers)
+    sizes = [8 * layers if part is None else len(experts_of(part)) for part in scenario.parts()]
+    share = layers / mixtral.layers
+    on_disk = [found.parts.get(seat.place.machine.name, found.experts) for seat in found.seats]
+    assert sizes == pytest.approx([part * share for part in on_disk], abs=1)
