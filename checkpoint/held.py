@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from scheduler.errors import CorruptStoreError
 from scheduler.held import experts_of, ranges_of
@@ -25,6 +25,16 @@ def held_text(experts: Iterable[ExpertId]) -> str:
     return json.dumps({"experts": layers})
 
 
+def listed_in(found: Any) -> frozenset[ExpertId]:
+    """The experts that a file's content names. Raises ValueError, TypeError, KeyError, AttributeError."""
+    return experts_of(_ranges(found))
+
+
+def _ranges(found: Any) -> list[HeldRange]:
+    listed = found["experts"]
+    return [HeldRange(int(layer), first, last) for layer, some in listed.items() for first, last in some]
+
+
 def read_held(folder: Path, layers: Mapping[int, LayerSpec]) -> frozenset[ExpertId] | None:
     """None where there is no such file: the folder holds all. Raises CorruptStoreError."""
     where = folder / HELD
@@ -35,8 +45,7 @@ def read_held(folder: Path, layers: Mapping[int, LayerSpec]) -> frozenset[Expert
     except (OSError, UnicodeDecodeError) as error:
         raise CorruptStoreError(f"{where} cannot be read ({error}); copy the store to this host again") from error
     try:
-        listed = json.loads(text)["experts"]
-        ranges = [HeldRange(int(layer), first, last) for layer, some in listed.items() for first, last in some]
+        ranges = _ranges(json.loads(text))
         if any(type(number) is not int for one in ranges for number in one):
             raise TypeError("an end of a range is no integer")
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:

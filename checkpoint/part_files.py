@@ -6,6 +6,7 @@ A part has no dense files: a worker reads none of them. What was written counts 
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 from collections.abc import Callable, Iterable
@@ -13,7 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from checkpoint.direct_io import sync_directory, write_synced
-from checkpoint.held import HELD, held_text
+from checkpoint.held import HELD, held_text, listed_in
 from checkpoint.manifest import MANIFEST
 from checkpoint.store import ExpertStore, form_manifest
 from scheduler.errors import CorruptStoreError, StoreWriteError
@@ -89,11 +90,19 @@ def write_part(
 
 
 def name_held(folder: Path, experts: frozenset[ExpertId]) -> None:
-    """Let the list of a part name these experts, in one step; what else it says stays. Raises OSError, ValueError."""
+    """Let the list of a part name these experts, too, in one step. `odmoe/machines/take_part.py` may add others at the
+    same time: whoever writes has the folder locked, for milliseconds. Raises OSError; ValueError,
+    TypeError, KeyError or AttributeError if the list is damaged."""
     where, draft = folder / HELD, folder / f".{HELD}.draft"
-    write_synced(draft, json.dumps(json.loads(where.read_text()) | json.loads(held_text(experts))))
-    draft.replace(where)
-    sync_directory(folder)
+    place = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(place, fcntl.LOCK_EX)
+        there = json.loads(where.read_text())
+        write_synced(draft, json.dumps(there | json.loads(held_text(listed_in(there) | experts))))
+        draft.replace(where)
+        os.fsync(place)
+    finally:
+        os.close(place)
 
 
 def _same_part(

@@ -93,7 +93,8 @@ class ClusterFigures:
     median worker). Empty where forms are not chosen by their costs."""
     prediction_step_s: tuple[float, float] | None
     """Median seconds of a decode step with the main model's predictions and without them, of the last trial. If they
-    cost more than they save, no more were made. None where none was made (`--predictions`)."""
+    clearly cost more than they save, none are made until the next one. None where no trial has ended
+    (`--predictions`)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -41,10 +41,6 @@ class Holdings:
         seen._held, seen._lost = dict(self._held), dict(self._lost)
         return seen
 
-    def drop(self, expert: ExpertId) -> None:
-        """It cannot be copied."""
-        self._experts.discard(expert)
-
     def shortage(self, now: float) -> dict[ExpertId, int]:
         """Holders of each expert that has fewer than `replicas`, or than there are workers."""
         if now < self._first or not self._held:
@@ -57,9 +53,11 @@ class Holdings:
         wanted = min(self._replicas, len(self._held))
         return {expert: count for expert, count in counts.items() if count < wanted}
 
-    def next_copy(self, now: float, sizes: Mapping[ExpertId, int], full: Collection[int]) -> Copy | None:
+    def next_copy(
+        self, now: float, sizes: Mapping[ExpertId, int], full: Collection[int], unread: Collection[ExpertId] = ()
+    ) -> Copy | None:
         """One of the experts with fewest holders, to the worker with fewest bytes. Not to those that are `full`, nor to
-        those that hold all. `sizes`: bytes of each expert."""
+        those that hold all; none that is `unread`. `sizes`: bytes of each expert."""
         loads = {
             worker: sum(sizes.get(expert, 0) for expert in held)
             for worker, held in self._held.items()
@@ -67,6 +65,6 @@ class Holdings:
         }
         for expert, _ in sorted(self.shortage(now).items(), key=lambda one: (one[1], one[0])):
             able = [worker for worker in loads if expert not in (self._held[worker] or ())]
-            if able:
+            if able and expert not in unread:
                 return Copy(expert, min(able, key=lambda worker: (loads[worker], worker)))
         return None

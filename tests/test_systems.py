@@ -115,6 +115,24 @@ def test_predictions_are_weighed_where_the_main_model_makes_them_in_real_time(
     assert report.cluster.prediction_step_s is None  # no trial ends within so few tokens
 
 
+@pytest.mark.parametrize(
+    ("weighed", "settings"),
+    [
+        (False, {"system": "importance"}),
+        (True, {"system": "importance", "alpha": 0.0}),
+        (False, {"system": "hobbit", **WHOLE}),
+        (True, {"system": "smoe"}),
+        (False, {"system": "smoe", "predictor_learning_rate": 0.1}),
+    ],
+    ids=str,
+)
+def test_predictions_are_not_weighed_where_tokens_depend_on_slots_or_a_predictor_learns(
+    weighed: bool, settings: dict[str, Any], embedded: Any
+) -> None:
+    cluster = embedded(device_memory="40%", **settings)
+    assert cluster.main.engine.prediction_trial.weighs is weighed
+
+
 @pytest.mark.parametrize("name", slow_except(("hobbit",), ("fate", "hobbit", "mixtral-offloading")))
 def test_a_budget_that_holds_everything_needs_no_smaller_form(name: str, embedded: Any, reference: Any) -> None:
     report = is_exact(embedded(system=name, device_memory="100%", **WHOLE), reference("float32", 0, TOKENS))

@@ -7,17 +7,10 @@ hand-over per expert.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
-import torch
-
-from checkpoint.devices.transfer import to_device, to_host
 from checkpoint.expert import ExpertArithmetic
-from checkpoint.joint_rows import JOINT, by_pass, most_rows
-from checkpoint.kernels import SHARED_ROWS
 from checkpoint.sizes.message_limits import message_limits
 from checkpoint.store import ExpertStore
 from scheduler.errors import ConfigError, ODMoEError, ProtocolError
@@ -43,13 +36,13 @@ from worker_node.loaders.base import Loader
 from worker_node.loaders.load_checks import LoadChecks
 from worker_node.measure import device_costs, host_load_s, load_bandwidth
 from worker_node.memory_watch import MemoryWatch
-from worker_node.module_cache import Module, ModuleCache
 from worker_node.occupancy import SlotOccupancy
 from worker_node.part_keeper import PartKeeper
 from worker_node.part_watch import PartWatch
-from worker_node.ready import Group, ReadyComputations, row_count, rows_of
-from worker_node.restorer import MODULES, Restorer
+from worker_node.ready import Group, ReadyComputations, row_count
+from worker_node.restorer import Restorer
 from worker_node.session import ComputeSession
+from worker_node.slot_computer import SlotComputer
 from worker_node.slots import Slots
 from worker_node.worker_threads import WorkerThreads
 
@@ -60,7 +53,7 @@ QUICK_LOAD_S = 200e-6
 """A shorter load is not handed to another thread: the hand-over would take as long."""
 
 
-class Worker:
+class Worker(SlotComputer):
     """One worker node. It serves one main node at a time.
 
     `choice`: slots, and all forms that may be loaded. A slot has room for the largest. With one other than the full
@@ -84,17 +77,14 @@ class Worker:
         forms, slots = choice.forms, choice.slots
         if not forms:
             raise ConfigError(f"{name} has no form in which to load experts; the full form is ''")
+        memory = Slots(slots, max(map(store.manifest.form_bytes, forms)), loader.device)
+        restorer = Restorer(store, arithmetic, forms, loader.device, threads.restoring)
+        super().__init__(store, arithmetic, loader, memory, restorer)
         self.name = name
-        self.store = store
         self.limits = message_limits(store)
-        self.loader = loader
-        self._on_cpu = loader.device == "cpu"
         self.lent = threads.lent
-        self.pace = loader.pace
         self.forms = forms
         self.form_costs = choice.costs
-        self.slots = Slots(slots, max(map(store.manifest.form_bytes, forms)), loader.device)
-        self.restorer = Restorer(store, arithmetic, forms, loader.device, threads.restoring)
         loader.prepare(self.slots.buffers)
         self.load_bytes_per_s = load_bandwidth(store, loader, self.slots.buffers, forms[0])
         """The loader's bandwidth, measured here; these loads are not counted."""
@@ -103,7 +93,7 @@ class Worker:
         self.checks = LoadChecks(name, store, loader, checks)
         self.checks.measure(self.slots.buffers[0])
         slot_s = self.slots.buffers[0].nbytes / self.load_bytes_per_s if self.load_bytes_per_s else 0.0
-        self.loads_are_quick = self.lent is not None and self._on_cpu and 0 < slot_s < QUICK_LOAD_S
+        self.loads_are_quick = self.lent is not None and self.is_on_cpu and 0 < slot_s < QUICK_LOAD_S
         """A thread that waits for a layer may load, too."""
         self.freed = [0.0] * slots
         """When each slot was freed last."""
@@ -111,21 +101,14 @@ class Worker:
         """Held by the load under way: a lent thread may begin one while the worker's own is loading."""
         self.loads = self.loads_from_memory = 0
         self.bytes_loaded = 0
-        self._arithmetic = arithmetic
-        self._modules = ModuleCache[Module](MODULES)
         self.sessions: Sessions[_Session] = Sessions()
         self._memory_watch = MemoryWatch(name, loader.tier, self.loading, self._on_shrunk) if loader.tier else None
-        self._part_watch = PartWatch(store, self.sessions, self._on_cpu or loader.tier is not None)
+        self._part_watch = PartWatch(store, self.sessions, self.is_on_cpu or loader.tier is not None)
         self.keeper = PartKeeper(name, store, self._part_watch)
         first = 0, store.manifest.moe_layers[0], forms[0]
         call_s, row_s = self.pace.costs or device_costs(store, partial(self.run, *first))
         self.costs = (call_s + self.pace.restore_s if forms[0] else call_s), row_s
         """Seconds that a computation takes, a call and a row, from a profile or measured; 0 where unknown."""
-
-    @property
-    def allocated_bytes(self) -> int:
-        """Device memory of its slots, and of restoring."""
-        return self.slots.allocated_bytes + self.restorer.allocated_bytes
 
     def accept(self, reply: Channel) -> _Session:
         return self.sessions.add(_Session(self, reply))
@@ -133,73 +116,6 @@ class Worker:
     def _on_shrunk(self, host_slots: int) -> None:
         if (served := self.sessions.served) is not None:
             served.send(HostShrunk(host_slots))
-
-    def compute(self, message: Compute, form: str = "") -> torch.Tensor:
-        """The message's rows [n, H] through the expert in its slot, held in `form`: [n, H]; see `run`."""
-        hidden, weights = rows_of([message])
-        run = partial(self.run, message.slot, message.layer, form)
-        if not message.passes:
-            return run(hidden, weights)
-        if self.pace.is_emulated or not self._on_cpu:
-            return by_pass(run, hidden, weights, message.passes)
-        if len(hidden) <= SHARED_ROWS and self.is_rowwise(message.slot, message.layer, form):
-            return run(hidden, weights)
-        kind = self._arithmetic.kind(message.layer), form, self.restorer.layout(message.layer)
-        manifest = self.store.manifest
-        specs = manifest.full.get(message.layer, manifest.layers[message.layer].tensors)
-        most = most_rows(sum(math.prod(spec.shape) for spec in specs))
-        return JOINT.compute(kind, run, hidden, weights, message.passes, most)
-
-    def run(self, slot: int, layer: int, form: str, hidden: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-        """`hidden` [n, H] and `weights` [n] through the expert of `layer` in `slot`: [n, H], where `hidden` was."""
-        buffer = self.slots.buffers[slot]
-        with self.loader.computing(buffer):  # all of it on the stream that waits for the load
-            stays = self._on_cpu or hidden.device == buffer.device
-            if not stays:
-                hidden, weights = to_device(buffer.device, hidden, weights)
-            if self.restorer.restores(layer, form):
-                output = self.restorer.compute(buffer, layer, form, hidden, weights, self.slots.occupancy(slot))
-                return output if stays else to_host(output)[0]
-            module = self._modules.get(
-                (slot, layer), lambda: self._arithmetic.bind(layer, self.store.views(buffer, layer))
-            )
-            output = module(hidden, weights)
-            return output if stays else to_host(output)[0]
-
-    def compute_together(self, messages: Sequence[Compute], form: str = "") -> Sequence[torch.Tensor]:
-        """As `compute`, of several messages for one slot, in one computation."""
-        if len(messages) == 1:
-            return (self.compute(messages[0], form),)
-        output = self.run(messages[0].slot, messages[0].layer, form, *rows_of(messages))
-        return output.split(list(map(row_count, messages)))
-
-    def computes_together(self, layer: int, form: str) -> bool:
-        """Whether `compute_layer` computes a layer's experts. Not in emulated time, where each takes its own."""
-        return not self.pace.is_emulated and self.restorer.computes_together(layer, form)
-
-    def compute_layer(self, groups: Sequence[Group]) -> Sequence[torch.Tensor]:
-        """The rows of each group through the expert in its slot: [n, H]. All are of one layer, in the full form."""
-        slots = [self.slots.buffers[group.occupancy.slot] for group in groups]
-        hidden, weights = zip(*(rows_of(group.messages) for group in groups), strict=True)
-        return self.restorer.compute_together(slots, groups[0].occupancy.expert.layer, hidden, weights)
-
-    def is_rowwise(self, slot: int, layer: int, form: str) -> bool:
-        """Whether computations with the expert in a slot can be made together without another bit in any output.
-
-        Not in emulated time, where each takes its own.
-        """
-        buffer = self.slots.buffers[slot]
-        if self.pace.is_emulated or not self._on_cpu:
-            return False
-        if self.restorer.restores(layer, form):
-            return self.restorer.is_rowwise(buffer, layer, form)
-        return self._arithmetic.is_rowwise(layer, self.store.views(buffer, layer))
-
-    def share(self, expert: ExpertId, form: str) -> float:
-        """The bytes of an expert's form over those of its full form."""
-        if not form:
-            return 1.0
-        return self.store.locate(*expert, form)[1].length / self.store.locate(*expert)[1].length
 
     def close(self) -> None:
         self.keeper.close()

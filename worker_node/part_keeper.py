@@ -60,6 +60,8 @@ class PartKeeper:
     def _write(self, message: Keep) -> None:
         """Raises StoreError, DoesNotFitError, ProtocolError, OSError."""
         expert, form = ExpertId(message.layer, message.expert), message.form
+        if expert in (self._store.held or ()):
+            return  # others have copied it here
         blob = self._begin(expert, form) if message.offset == 0 else self._blob(expert, form)
         if expert != self._expert or message.offset != self._written.get(form):
             raise ProtocolError(
@@ -80,8 +82,6 @@ class PartKeeper:
             raise StoreError(f"{self._name} holds a whole store, or its loader has read its part already")
         self._watch.check_same()
         blob = self._blob(expert, form)
-        if expert in (self._store.held or ()):
-            raise StoreError(f"{self._name} holds expert {expert.expert} of layer {expert.layer} already")
         if expert != self._expert:
             self._check_room(expert)
             self._expert, self._sums, self._written = expert, {}, {}
@@ -129,7 +129,7 @@ class PartKeeper:
                     "checksum as it came; check the main node's store (odmoe verify), and the link"
                 )
         self._expert = None
-        self._watch.look()  # others may have been copied here meanwhile
+        self._watch.check_same()
         name_held(self._store.path, (self._store.held or frozenset()) | {expert})
         self._watch.look()
 

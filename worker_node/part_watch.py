@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from checkpoint.held import HELD, read_held
+from checkpoint.part_files import manifests
 from checkpoint.store import ExpertStore, removal_error
 from scheduler.errors import CorruptStoreError, StoreError, StoreMismatchError
 from scheduler.types import ExpertId
@@ -36,6 +37,8 @@ class PartWatch:
         self._said = ""
         self._seen: tuple[int, ...] | None = None
         """What of the list would show a change, at the last look that found it in order."""
+        self._proven: list[tuple[int, ...] | None] = []
+        """Likewise of the manifests, when they were last read and found to be those of the store."""
         self._thread: runtime.Thread | None = None
         if loads_more and store.held is not None:
             self._files = _inodes(store)
@@ -85,8 +88,13 @@ class PartWatch:
     def check_same(self) -> None:
         """Raises StoreError unless these are the files that were opened."""
         store = self._store
-        if _inodes(store) != self._files or ExpertStore.open(store.path).manifest != store.manifest:
+        stamps = [_stamp(file) for file in manifests(store)]
+        is_same = _inodes(store) == self._files
+        if is_same and (None in stamps or stamps != self._proven):
+            is_same = ExpertStore.open(store.path).manifest == store.manifest
+        if not is_same:
             raise StoreMismatchError(f"{store.path} is another store than this worker opened; start the worker again")
+        self._proven = stamps
 
     def close(self) -> None:
         self._closed.set()

@@ -141,11 +141,11 @@ class LayerWork:
     def partial(self, within_s: float, if_all: bool = True) -> torch.Tensor | None:
         """The output of the resident experts [T, H], once they have answered. None: not within that time, the layer has
         ended, or all experts are resident and the output is not wanted `if_all` are."""
+        if not if_all and self._resident.issuperset(self._counts):
+            return None
         if not self._until(lambda: self._here, within_s, foresight=True) or any(
             expert not in self._outputs for expert in self._resident
         ):
-            return None
-        if not if_all and self._resident.issuperset(self._counts):
             return None
         return self._combine(self._resident)
 

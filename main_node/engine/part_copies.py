@@ -32,7 +32,7 @@ REST = 3.0
 ANSWER_S = 60.0
 """Longest wait until a worker has written a piece."""
 REFUSED_S = 600.0
-"""A worker that took no copy is asked again after so long."""
+"""A worker that took no copy, and an expert that could not be read, are tried again after so long."""
 CLOSE_S = 5.0
 _log = logging.getLogger(__name__)
 
@@ -49,6 +49,8 @@ class PartCopies:
         self._holdings = Holdings(here, replicas, WAIT_S, runtime.monotonic() + start_s)
         self._refused: dict[int, float] = {}
         """Worker -> when it took no copy."""
+        self._unread: dict[ExpertId, float] = {}
+        """Expert -> when it could not be read here."""
         self._asked: tuple[int, int, runtime.SimpleQueue[w.Kept | None]] | None = None
         """The worker that writes a piece, the piece's number, and where the answer goes; None where it was lost."""
         self._number = 0
@@ -115,7 +117,8 @@ class PartCopies:
         with self._lock:
             full = [worker for worker, when in self._refused.items() if now - when < REFUSED_S]
             seen = self._holdings.seen()
-        return seen.next_copy(now, self._sizes, full)
+        unread = [expert for expert, when in self._unread.items() if now - when < REFUSED_S]
+        return seen.next_copy(now, self._sizes, full, unread)
 
     def _copy(self, copy: Copy) -> bool:
         """Whether the worker holds it now."""
@@ -131,20 +134,22 @@ class PartCopies:
                 if error is not None:
                     return False
                 took_s = max(runtime.monotonic() - began, 1e-6)
-                self._length = self._next_length(len(piece.data) * PIECE_S / took_s)
+                self._learn(piece, took_s)
                 if self._closed.wait(REST * took_s):
                     return False
         except (StoreError, OSError) as error:
             self._say(f"{what} cannot be copied to other workers: {error}")
-            with self._lock:
-                self._holdings.drop(copy.expert)
+            self._unread[copy.expert] = runtime.monotonic()
             return False
         return True
 
-    def _next_length(self, nbytes: float) -> int:
-        """Whole pages of about so many bytes. It at most doubles: one quick piece says little."""
-        wanted = min(nbytes, 2 * self._length, w.KEEP_BYTES)
-        return max(int(wanted), LEAST_BYTES) // PAGE * PAGE
+    def _learn(self, piece: w.Keep, took_s: float) -> None:
+        """The next length, in whole pages, at most twice this one: one quick piece says little. The rest of an expert
+        says nothing: it is short, and the worker writes all to its disk after it."""
+        if piece.last or len(piece.data) < self._length:
+            return
+        wanted = min(len(piece.data) * PIECE_S / took_s, 2 * self._length, w.KEEP_BYTES)
+        self._length = max(int(wanted), LEAST_BYTES) // PAGE * PAGE
 
     def _put(self, worker: int, piece: w.Keep) -> str | None:
         """Send a piece, and wait until it is written. None then; the error in words, or nothing for a lost worker."""

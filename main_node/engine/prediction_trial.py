@@ -6,16 +6,23 @@ from statistics import median
 
 WARM = 16
 """Decode steps before the first trial: caches fill."""
-BLOCK, PAIRS = 5, 8
-"""Steps that are alike in a row, and pairs of such blocks, one with predictions and one without."""
+BLOCK = 5
+"""Steps in a row that are alike: with predictions, or without."""
+ENOUGH = 32
+"""Steps of each kind, of one number of rows, that decide."""
+KINDS = 8
+"""Numbers of rows whose times are kept: the most frequent ones."""
 HOLDS = 1000
 """Steps for which an outcome holds. Then a new trial follows."""
+CLEARLY = 1.03
+"""What the median step takes longer if predictions cost too much. On a busy machine less may be chance."""
 
 
 class PredictionTrial:
     """Of decode steps. In a trial, blocks of steps with predictions and without take turns. The first step of a block
-    is not counted, since the block before still loads for it. Afterwards predictions are made if the median step took
-    no longer with them. A step of another number of rows begins the trial anew, with predictions.
+    is not counted, since the block before still loads for it. Only steps of equally many rows are compared: those of
+    the number of rows that first has enough of both kinds. Afterwards predictions are made unless the median step took
+    clearly longer with them.
 
     `weighs`: otherwise predictions are always made.
     """
@@ -26,12 +33,8 @@ class PredictionTrial:
         """In the steps to come."""
         self.step_s: tuple[float, float] | None = None
         """Median seconds of a step with predictions and without, of the last trial."""
-        self._rest, self._rows = WARM, 0
-        self._begin()
-
-    def _begin(self) -> None:
-        self.predicts, self._steps = True, 0
-        self._times: dict[bool, list[float]] = {True: [], False: []}
+        self._rest, self._steps = WARM, 0
+        self._times: dict[int, dict[bool, list[float]]] = {}
 
     def on_step(self, rows: int, seconds: float) -> None:
         """A decode step has ended."""
@@ -39,21 +42,28 @@ class PredictionTrial:
             return
         if self._rest:
             self._rest -= 1
-            if not self._rest:
-                self._begin()
             return
-        if rows != self._rows:
-            self._rows = rows
-            self._begin()
+        if self._steps % BLOCK and self._has_enough(rows, seconds):
             return
-        if self._steps % BLOCK:
-            self._times[self.predicts].append(seconds)
         self._steps += 1
-        if self._steps == 2 * PAIRS * BLOCK:
-            self._decide()
-        elif self._steps % BLOCK == 0:
+        if self._steps % BLOCK == 0:
             self.predicts = not self.predicts
 
-    def _decide(self) -> None:
-        with_s, without_s = median(self._times[True]), median(self._times[False])
-        self.step_s, self.predicts, self._rest = (with_s, without_s), with_s <= without_s, HOLDS
+    def _has_enough(self, rows: int, seconds: float) -> bool:
+        """Count a step. Whether that has decided the trial."""
+        if rows not in self._times and len(self._times) == KINDS:
+            del self._times[min(self._times, key=lambda kept: sum(map(len, self._times[kept].values())))]
+        times = self._times.setdefault(rows, {True: [], False: []})
+        times[self.predicts].append(seconds)
+        if min(map(len, times.values())) < ENOUGH:
+            return False
+        self.step_s = median(times[True]), median(times[False])
+        self.predicts = pays(self.step_s)
+        self._rest, self._steps, self._times = HOLDS, 0, {}
+        return True
+
+
+def pays(step_s: tuple[float, float]) -> bool:
+    """Whether predictions are made after such an outcome."""
+    with_s, without_s = step_s
+    return with_s <= CLEARLY * without_s

@@ -1,4 +1,7 @@
-"""A limit for what may wait on other hosts in many places: the main thread is interrupted, as by Ctrl-C."""
+"""A limit for what may wait on other hosts in many places: the main thread is interrupted, as by Ctrl-C.
+
+The signal is one of its own: a shell has its background jobs ignore SIGINT.
+"""
 
 from __future__ import annotations
 
@@ -19,6 +22,7 @@ class TimeLimit:
         self._timer.daemon = True
 
     def __enter__(self) -> TimeLimit:
+        self._before = signal.signal(signal.SIGUSR1, signal.default_int_handler)
         self._timer.start()
         return self
 
@@ -27,9 +31,10 @@ class TimeLimit:
     ) -> None:
         with self._lock:
             self._timer.cancel()
+        signal.signal(signal.SIGUSR1, self._before)
 
     def _on_end(self) -> None:
         with self._lock:
             if not self._timer.finished.is_set():
                 self.is_over = True
-                signal.pthread_kill(self._thread, signal.SIGINT)  # it ends a wait of the main thread, too
+                signal.pthread_kill(self._thread, signal.SIGUSR1)  # it ends a wait of the main thread, too

@@ -94,10 +94,11 @@ class Load:
         with self._lock:
             return list(self._open.values())
 
-    def stalled_s(self) -> float:
-        """The longest time since a request that is open got its last token."""
+    def late(self, bound_s: float, from_first: bool) -> int:
+        """How many requests that are open have no progress for longer than a bound. `from_first`: after the first
+        token."""
         now = time.monotonic()
-        return max((now - one.times[-1] for one in self.under_way()), default=0.0)
+        return sum(now - one.times[-1] > bound_s for one in self.under_way() if one.tokens or not from_first)
 
     def leave(self) -> int:
         """Every client leaves its answer, from another thread, as if its connection ended. A wrong request goes on
@@ -109,14 +110,11 @@ class Load:
                 one.answer.cancel()
         return len(found)
 
-    def abandon(self, bound_s: float, within_s: float) -> int:
-        """No further request, and every client leaves. Returns how many had been without progress beyond a bound."""
-        now = time.monotonic()
-        late = sum(now - one.times[-1] > bound_s for one in self.under_way())
+    def abandon(self, within_s: float) -> None:
+        """No further request, and every client leaves."""
         self._over.set()
         self.leave()
         self.close(within_s)
-        return late
 
     def close(self, within_s: float) -> int:
         """No further request. Returns how many were still open after that time."""

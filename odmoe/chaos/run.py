@@ -28,7 +28,8 @@ LOOK_S = 0.1
 REST_S = (0.1, 0.6)
 """Between a cluster that is whole and the next fault."""
 START_S, END_S = 600.0, 600.0
-"""The longest time until the first fault, and from the end of the faults' time to the verdict."""
+"""The longest time until the first fault, and from the end of the faults' time to the verdict, without the two bounds
+for open answers and for those after the faults."""
 LEAVE_S = 2.0
 """For clients to leave when a run is cut short."""
 WAITS_S = 90.0
@@ -52,6 +53,11 @@ class Plan:
     def bound_s(self) -> float:
         """The longest time from the last progress of a request to its end."""
         return self.worker_wait_s + WAITS_S
+
+    @property
+    def waits_for_place(self) -> bool:
+        """Whether the time to a first token has no bound."""
+        return self.clients > self.places
 
 
 class Nodes(Victims, Protocol):
@@ -100,14 +106,16 @@ class Disturbance:
             raise LaunchError(f"no answers of all nodes within {START_S:g} s, without any fault") from None
         load = Load(self._ask, prompts, plan.clients, plan.seed, self._wrong)
         self._nodes.clients = load
-        began, limit, cut = time.monotonic(), TimeLimit(plan.seconds + END_S), ""
+        began, cut = time.monotonic(), ""
+        limit = TimeLimit(plan.seconds + END_S + 2 * plan.bound_s)
         try:
             with limit:
                 self._disturb(plan, load, began)
                 self._end(plan, load, prompts)
         except KeyboardInterrupt:
             cut = self._doing
-            self._hanging = load.abandon(plan.bound_s, LEAVE_S)
+            self._hanging = load.late(plan.bound_s, plan.waits_for_place)
+            load.abandon(LEAVE_S)
         return judge(
             load.outcomes,
             self.strikes,
@@ -117,7 +125,7 @@ class Disturbance:
             hanging=self._hanging,
             missing=self._missing,
             bound_s=plan.bound_s,
-            waits_for_place=plan.clients > plan.places,
+            waits_for_place=plan.waits_for_place,
             interrupted="" if limit.is_over else cut,
             unfinished=cut if limit.is_over else "",
         )
@@ -169,7 +177,8 @@ class Disturbance:
 
     def _is_over(self, plan: Plan, load: Load, began: float) -> bool:
         enough = plan.requests is not None and len(load.outcomes) >= plan.requests
-        return enough or time.monotonic() - began >= plan.seconds or load.stalled_s() > plan.bound_s
+        over = time.monotonic() - began >= plan.seconds
+        return enough or over or load.late(plan.bound_s, plan.waits_for_place) > 0
 
     def _wait_until_whole(self) -> list[str]:
         """Names of the nodes that are not back in time."""

@@ -1,5 +1,5 @@
-"""A host's link to the main node, its store or a process is spoilt for a while: `python -m odmoe.chaos.spoil link HOST
-SECONDS`.
+"""A host's link to the main node, its store or processes are spoilt for a while: `python -m odmoe.chaos.spoil link
+SECONDS HOST`.
 
 A process of its own ends it, whatever becomes of the one that began it: a host without its link cannot be told.
 """
@@ -12,7 +12,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
@@ -36,10 +36,11 @@ def may_cut() -> bool:
         return False
 
 
-def spoil(what: str, target: str, seconds: float) -> None:
-    """`target`: an address, a store's path, a process id. Returns at once."""
-    command = [sys.executable, "-m", "odmoe.chaos.spoil", what, target, f"{seconds:g}"]
+def spoil(what: str, seconds: float, targets: Sequence[str]) -> Sequence[str]:
+    """`targets`: addresses, stores' paths, process ids; at the same time. Returns them at once."""
+    command = [sys.executable, "-m", "odmoe.chaos.spoil", what, f"{seconds:g}", *targets]
     subprocess.run(command, check=True, timeout=START_S, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+    return targets
 
 
 @contextmanager
@@ -110,14 +111,18 @@ def during(what: str, target: str, seconds: float) -> None:
         time.sleep(seconds)
 
 
-def main(what: str, target: str, seconds: str) -> None:
-    if os.fork():
+def main(what: str, seconds: str, *targets: str) -> None:
+    """A process for each target."""
+    begin = time.monotonic() + SOON_S
+    for target in targets:
+        if os.fork():
+            continue
+        os.setsid()
+        for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
+            signal.signal(number, signal.SIG_IGN)
+        time.sleep(max(0.0, begin - time.monotonic()))
+        during(what, target, float(seconds))
         return
-    os.setsid()
-    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
-        signal.signal(number, signal.SIG_IGN)
-    time.sleep(SOON_S)
-    during(what, target, float(seconds))
 
 
 if __name__ == "__main__":

@@ -169,6 +169,14 @@ def _keeping(settings: Settings, store: ExpertStore) -> KVKeeping | None:
     return KVKeeping(settings.kept_bytes, directory, settings.kv_disk_size, rows, computed_by)
 
 
+def _weighs_predictions(settings: Settings, engine: Engine) -> bool:
+    """Whether they are tried: not if tokens may depend on what is in slots, or the predictor learns as it predicts."""
+    strategy = engine.core.strategy
+    as_named = settings.predictions == "always" or settings.record is not None or engine.pace.profile_name is not None
+    foresees, learns = strategy.predictor.foresight is not None, settings.predictor_learning_rate > 0
+    return foresees and strategy.exact and not learns and not as_named
+
+
 def make_main(settings: Settings, store: ExpertStore, engine: Engine, shadow: ShadowStart | None) -> MainNode:
     """Raises ConfigError if --ctx-size exceeds the model's limit."""
     device = device_of(settings, "main")
@@ -189,9 +197,7 @@ def make_main(settings: Settings, store: ExpertStore, engine: Engine, shadow: Sh
     if settings.has_drafts:
         late = settings.system_config.departure == LATE
         drafts = DraftSource(settings.draft, late, prompt=settings.draft_from == "prompt")
-    foresees = engine.core.strategy.predictor.foresight is not None
-    as_named = settings.predictions == "always" or settings.record is not None
-    engine.prediction_trial.weighs = foresees and not as_named and engine.pace.profile_name is None
+    engine.prediction_trial.weighs = _weighs_predictions(settings, engine)
     return MainNode(
         store,
         engine,

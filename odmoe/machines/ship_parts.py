@@ -98,13 +98,11 @@ def push_parts(
         total, done = sum(parts.sizes[expert] for expert in parts.missing[host.address]), 0
         if progress:
             progress(host.name, 0, total)
-        held = parts.held[host.address]
         for batch, last in _batches(parts, host.address):
-            held |= frozenset(batch)
             length = sum(parts.sizes[expert] for expert in batch)
             deadline = 2 * IDLE_S + length / SLOWEST
             script = TAKE.read_bytes()
-            ssh.run(host, _RUN.format(length=len(script)), deadline, script + _request(parts, batch, held, last, fresh))
+            ssh.run(host, _RUN.format(length=len(script)), deadline, script + _request(parts, batch, last, fresh))
             fresh, done = False, done + length
             if progress:
                 progress(host.name, done, total)
@@ -132,10 +130,10 @@ def _batches(parts: Parts, address: str) -> Iterator[tuple[list[ExpertId], bool]
     yield batch, True
 
 
-def _request(parts: Parts, batch: list[ExpertId], held: frozenset[ExpertId], last: bool, fresh: bool) -> bytes:
+def _request(parts: Parts, batch: list[ExpertId], last: bool, fresh: bool) -> bytes:
     """What `take_part` reads. The manifests come with the last batch: before, the folder is no store."""
     store, extents = parts.store, extents_of(parts.store, batch)
-    texts = [(HELD, json.dumps({"manifest": parts.digest, **json.loads(held_text(held))}))]
+    texts = [(HELD, json.dumps({"manifest": parts.digest, **json.loads(held_text(batch))}))]
     if last:
         texts += [(file.name, file.read_text()) for file in manifests(store)]
     asked = {"store": store.path.name, "fresh": fresh, "last": last, "sizes": file_sizes(store)}

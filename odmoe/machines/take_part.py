@@ -3,13 +3,14 @@ only the standard library of Python 3.7.
 
 The first line is a JSON object: {"store", "fresh", "last", "sizes": {file: bytes}, "extents": [[file, offset, length],
 ...], "texts": [[file, text], ...]}. The bytes of the extents follow, in this order. `texts` are written after them, one
-after the other: what the first says is true by then, and a folder with the last is a store. With `fresh` all that was
-there goes first; after `last` nothing follows. An interruption leaves what was there before, and bytes that no list
-names.
+after the other: what the first says is true by then, and a folder with the last is a store. Of held.json the experts
+are added to those that the one there names: a worker may have got others meanwhile. With `fresh` all that was there
+goes first; after `last` nothing follows. An interruption leaves what was there before, and bytes that no list names.
 """
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import shutil
@@ -36,8 +37,38 @@ def take(stream):
         if name in written or asked["last"]:
             os.fsync(file)
         os.close(file)
+    place = os.open(folder, os.O_RDONLY)
+    fcntl.flock(place, fcntl.LOCK_EX)  # as the worker does that runs here (checkpoint/part_files.py)
     for name, text in asked["texts"]:
-        replace(folder, name, text.encode())
+        replace(folder, name, (joined(folder, text) if name == "held.json" else text).encode())
+    os.close(place)
+
+
+def joined(folder, text):
+    """A list, and what the one that is there names, if that is of the same store."""
+    asked = json.loads(text)
+    try:
+        with open(os.path.join(folder, "held.json")) as file:
+            there = json.load(file)
+        is_store = os.path.exists(os.path.join(folder, "manifest.json"))  # of this digest, or `fresh` had removed it
+        if there.get("manifest", asked["manifest"] if is_store else None) != asked["manifest"]:
+            return text
+        layers = {layer: [*there["experts"].get(layer, []), *some] for layer, some in asked["experts"].items()}
+        asked["experts"] = {layer: merged(some) for layer, some in {**there["experts"], **layers}.items()}
+    except (OSError, ValueError, TypeError, KeyError, AttributeError):
+        return text
+    return json.dumps(asked)
+
+
+def merged(ranges):
+    """As few as can be."""
+    found: list[list[int]] = []
+    for first, last in sorted(ranges):
+        if found and first <= found[-1][1] + 1:
+            found[-1][1] = max(found[-1][1], last)
+        else:
+            found.append([first, last])
+    return found
 
 
 def sized(path, size):

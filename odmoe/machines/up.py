@@ -248,18 +248,21 @@ class _BringUp:
             size = parts.bytes_after(host.address, found) if parts and host.role == "worker_node" else whole
             try:
                 check(host, found, replace(self._wanted, store=(store.name, digest, size)))
-                self._check_use(host, found, store.name)
+                self._check_use(host, found, store.name, digest)
             except HostError as error:
                 bad[host.address] = error
         return bad
 
-    def _check_use(self, host: Host, found: Facts, name: str) -> None:
+    def _check_use(self, host: Host, found: Facts, name: str, digest: str) -> None:
         """A store that would be made anew is not taken from nodes that read it: they would not read the new one. Raises
         HostError."""
-        fault, owner = (found["stores"].get(name) or {}).get("fault"), found.get("owner") or {}
+        there, owner = found["stores"].get(name) or {}, found.get("owner") or {}
+        fault = f"is damaged ({there['fault']})" if there.get("fault") else ""
+        if not fault and there.get("manifest", digest) != digest:
+            fault = "is another one, or has other forms"
         if fault and owner.get("id") == self._id and owner["held"] and name in owner.get("stores", [name]):
             raise HostError(
-                f"{host.name} ({host.address}): its store {name} is damaged ({fault}), and {owner['held']}; odmoe down "
+                f"{host.name} ({host.address}): its store {name} {fault}, and {owner['held']}; odmoe down "
                 f"{self._cluster.path} ends that, then odmoe up replaces the store"
             )
 

@@ -29,7 +29,7 @@ from odmoe.on_ray.actors import Main, Serving
 from odmoe.on_ray.answers import HELD_S, LOOKS
 from odmoe.on_ray.calls import CONTROL_S, GROUPS, QUICK, START, HeldAnswers, RayAnswer, get, get_unless
 from odmoe.on_ray.host import check_reachable, check_running, check_token, kill_half_started, warn_if_no_token
-from odmoe.on_ray.ray_start import first_line, start_patiently
+from odmoe.on_ray.ray_start import first_line, kept_sigterm, start_patiently
 from odmoe.on_ray.seats import MAIN, NAMESPACE, hosts_of_launcher
 from odmoe.on_ray.shutdown import end_orphans, stop_nodes
 from odmoe.settings.derived import FIXED_BY_UP, FIXED_WHILE_RUNNING, FROM_CLUSTER, OUTPUT_FILES
@@ -329,7 +329,8 @@ def connect_ray(address: str) -> None:
         check_reachable(address)
     check_token(address, _token())
     try:
-        ray.init(address=address, **_common())
+        with kept_sigterm():
+            ray.init(address=address, **_common())
     except (ConnectionError, RayError, ValueError, RuntimeError) as error:
         reason = str(error).splitlines()[0]
         raise LaunchError(f"no Ray cluster at {address!r}: {reason}; start one, or use --cluster local") from error

@@ -8,7 +8,9 @@ pinned Ray.
 from __future__ import annotations
 
 import contextlib
+import signal
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -61,10 +63,22 @@ def raylet_without_agents() -> Iterator[None]:
         services.start_ray_process = plain
 
 
+@contextlib.contextmanager
+def kept_sigterm() -> Iterator[None]:
+    """`ray.init` takes SIGTERM for itself, which then raises SystemExit. After the block, whoever handled or ignored it
+    before does so again."""
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        yield
+    finally:
+        if before not in (None, signal.SIG_DFL) and threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, before)
+
+
 def start_patiently(start: Callable[[], T], say: Callable[[str], object], tries: int = TRIES) -> T:
     """What `start` returns, which starts Ray here. If Ray was too slow for its own times, it is tried again; `say` gets
     a line about that. A failed start leaves no process. Raises what `start` raises."""
-    with raylet_without_agents():
+    with raylet_without_agents(), kept_sigterm():
         for left in reversed(range(tries)):
             try:
                 return start()

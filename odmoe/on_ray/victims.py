@@ -6,17 +6,19 @@ import contextlib
 import os
 import signal
 import subprocess
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any
 
 import ray
 
-from odmoe.chaos.spoil import LINK, STORE, may_cut, spoil
+from odmoe.chaos.spoil import LINK, START_S, STORE, may_cut, spoil
 from odmoe.chaos.usage import Usage, usage_of
 from odmoe.on_ray.calls import CONTROL_S, get
 from odmoe.on_ray.cluster import RayCluster
 from odmoe.on_ray.seats import MAIN
-from scheduler.errors import ODMoEError
+from scheduler.errors import LaunchError, ODMoEError
 
 NOT_NOW = (ODMoEError, OSError, subprocess.SubprocessError, StopIteration, ValueError)
 """What a call to a node that is away raises, or to its host."""
@@ -31,8 +33,8 @@ class NodeProcesses:
 
     def __init__(self, cluster: RayCluster, here: bool) -> None:
         self._cluster, self._here = cluster, here
-        self._hands: dict[str, Any] = {}
-        """By host."""
+        self._hands: dict[str, tuple[Any, float]] = {}
+        """By host, and how many seconds its wall clock is ahead of this one's."""
 
     def rows(self) -> list[dict[str, Any]]:
         """Of workers and shadow. Raises LinkError while the main node is away."""
@@ -54,7 +56,7 @@ class NodeProcesses:
         return [_name_of(row) for row in rows if row["state"] != "ready"] if rows else [MAIN]
 
     def kill(self, names: Sequence[str]) -> list[str]:
-        return self._each(names, _kill, lambda name: (self._cluster.pid(name),))
+        return self._each(names, _kill, self._cluster.pid)
 
     def can_spoil(self) -> bool:
         """Whether each worker has a host of its own, and no node is on the main node's; and whether these hosts can be
@@ -66,13 +68,14 @@ class NodeProcesses:
             workers = [str(row["address"]) for row in rows if row["kind"] == "worker"]
             hosts = {str(row["address"]) for row in rows}
             apart = 0 < len(workers) == len(set(workers)) and hosts.isdisjoint({"", ray.util.get_node_ip_address()})
-            asked = [self._begin(host, may_cut, within_s=HANDS_S) for host in hosts] if apart else []
+            self._start_hands(hosts - {""}, HANDS_S)  # before any fault: a start is too slow meanwhile
+            asked = [self._begin(host, may_cut) for host in hosts] if apart else []
             return apart and all(answer() for answer in asked)
         except ODMoEError:
             return False
 
     def spoil(self, names: Sequence[str], what: str, seconds: float) -> list[str]:
-        return self._each(names, spoil, lambda name: (what, self._target(name, what), seconds))
+        return self._each(names, partial(spoil, what, seconds), lambda name: self._target(name, what))
 
     def _target(self, name: str, what: str) -> str:
         if what == LINK:
@@ -98,42 +101,71 @@ class NodeProcesses:
             return ""
         return str(next(row["address"] for row in self.rows() if _name_of(row) == name))
 
-    def _each(self, names: Sequence[str], call: Any, args: Callable[[str], tuple[Any, ...]]) -> list[str]:
-        """A call on the host of each node, at the same time. Returns whose was carried out."""
-        begun, done = {}, []
+    def _each(self, names: Sequence[str], call: Any, target: Callable[[str], Any]) -> list[str]:
+        """A call with all targets of a host, on all hosts at the same time. It returns which of them it hit, and this
+        whose they are."""
+        targets: dict[str, dict[str, Any]] = {}
+        begun, hit = {}, []
         for name in names:
             with contextlib.suppress(*NOT_NOW):
-                begun[name] = self._begin(self._host(name), call, *args(name))
-        for name, end in begun.items():
+                targets.setdefault(self._host(name), {})[name] = target(name)
+        for host, own in targets.items():
             with contextlib.suppress(*NOT_NOW):
-                end()
-                done.append(name)
-        return done
+                begun[host] = self._begin(host, call, list(own.values()))
+        for host, end in begun.items():
+            with contextlib.suppress(*NOT_NOW):
+                found = end()
+                hit += [name for name, one in targets[host].items() if one in found]
+        return hit
 
     def _on(self, host: str, call: Any, *args: Any) -> Any:
         return self._begin(host, call, *args)()
 
-    def _begin(self, host: str, call: Any, *args: Any, within_s: float = CONTROL_S) -> Callable[[], Any]:
-        """A call on a host; empty: on this one. What this returns waits for its end."""
+    def _begin(self, host: str, call: Any, *args: Any) -> Callable[[], Any]:
+        """A call on a host; empty: on this one. What this returns waits for its end. It never ends after that wait: it
+        takes at most `START_S`, and is not begun later than so long before."""
         if not host:
             found = call(*args)
             return lambda: found
-        if host not in self._hands:
-            pinned = {"num_cpus": 0, "max_restarts": -1, "resources": {f"node:{host}": TOUCH}}
-            self._hands[host] = ray.remote(_Hand).options(**pinned).remote()
-        pending = self._hands[host].do.remote(call, *args)
-        return lambda: get(pending, within_s, host)
+        self._start_hands([host], CONTROL_S)
+        hand, ahead_s = self._hands[host]
+        pending = hand.do.remote(time.time() + ahead_s + CONTROL_S - START_S, call, *args)
+        return lambda: get(pending, CONTROL_S, host)
+
+    def _start_hands(self, hosts: Iterable[str], within_s: float) -> None:
+        """On those hosts that have none. Raises LaunchError."""
+        started = {}
+        for host in hosts:
+            if host not in self._hands:
+                pinned = {"num_cpus": 0, "max_restarts": -1, "resources": {f"node:{host}": TOUCH}}
+                hand = ray.remote(_Hand).options(**pinned).remote()
+                started[host] = hand, hand.clock.remote()
+        for host, (hand, pending) in started.items():
+            self._hands[host] = hand, get(pending, within_s, host) - time.time()
 
 
 class _Hand:
     """A process on a host: a task would have to wait for the start of one each time, half a minute on a busy host."""
 
-    def do(self, call: Callable[..., Any], *args: Any) -> Any:
+    def clock(self) -> float:
+        """Of this host's wall clock, which is not that of other hosts."""
+        return time.time()
+
+    def do(self, begin_by: float, call: Callable[..., Any], *args: Any) -> Any:
+        """Nothing if it is too late, as after a link that was cut: nobody counts it any more."""
+        if time.time() > begin_by:
+            raise LaunchError("a call came too late to this host")
         return call(*args)
 
 
-def _kill(pid: int) -> None:
-    os.kill(pid, signal.SIGKILL)
+def _kill(pids: Sequence[int]) -> list[int]:
+    """Returns who was there."""
+    killed = []
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+            killed.append(pid)
+    return killed
 
 
 def _name_of(row: dict[str, Any]) -> str:

@@ -88,6 +88,5 @@ def test_a_worker_with_all_holds_each_and_gets_none_and_what_cannot_be_read_is_l
     found.on_held(7, None)
     assert found.shortage(FIRST) == {TWO: 1}
     assert found.next_copy(FIRST, SIZES, ()) == Copy(TWO, 0)
-    found.drop(TWO)
-    assert found.next_copy(FIRST, SIZES, ()) is None
-    assert found.seen().shortage(FIRST) == {}
+    assert found.next_copy(FIRST, SIZES, (), [TWO]) is None
+    assert found.seen().shortage(FIRST) == {TWO: 1}

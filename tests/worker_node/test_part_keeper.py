@@ -92,7 +92,6 @@ REFUSED: dict[str, tuple[Callable[[list[Keep]], list[Keep]], str]] = {
         "ProtocolError: expert 3 of layer 1 has .* bytes here, and more were sent",
     ),
     "a form that is not here": (lambda p: [replace(p[0], form="int4")], "StoreError: the store has no experts in form"),
-    "what it has": (lambda p: [replace(p[0], layer=0, expert=1)], "StoreError: w0 holds expert 1 of layer 0 already"),
 }
 
 
@@ -107,6 +106,30 @@ def test_what_is_wrong_is_refused_by_name_and_comes_right_afterwards(
     main.send(*pieces)
     assert [main.next() for _ in range(3)][::2] == [Kept(1), Kept(2)]
     assert ExpertStore.open(part.path).held == {HAS, GETS}
+
+
+def test_what_it_has_is_neither_written_nor_an_error(main: MainEnd, part: ExpertStore, pieces: list[Keep]) -> None:
+    file, _ = part.locate(*HAS)
+    before = file.read_bytes()
+    assert asked(main, replace(pieces[0], layer=0, expert=1)) == ""
+    main.send(*pieces)
+    assert [main.next() for _ in range(3)][::2] == [Kept(1), Kept(2)]
+    assert asked(main, *(replace(one, data=bytes(len(one.data))) for one in pieces)) == ""
+    assert file.read_bytes() == before
+    assert ExpertStore.open(part.path).verify().blobs == 2
+
+
+def test_manifests_are_read_once_while_they_stay_the_same(
+    desk: WorkerDesk, main: MainEnd, part: ExpertStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    watch = desk.workers[0]._part_watch
+    monkeypatch.setattr(ExpertStore, "open", opened := Mock(wraps=ExpertStore.open))
+    for _ in range(3):
+        watch.check_same()
+    assert opened.call_count == 1
+    (part.path / "manifest.json").touch()
+    watch.check_same()
+    assert opened.call_count == 2
 
 
 def test_without_room_nothing_is_written(
@@ -143,3 +166,15 @@ def test_a_list_that_does_not_change_is_not_read(
     main.send(*pieces)
     assert [main.next() for _ in range(3)][::2] == [Kept(1), Kept(2)]
     assert read.call_count == 1
+
+
+def test_what_others_have_listed_meanwhile_stays_and_what_they_have_dropped_comes_back(
+    main: MainEnd, part: ExpertStore, pieces: list[Keep]
+) -> None:
+    other = ExpertId(0, 2)
+    main.send(pieces[0])
+    assert main.next() == Kept(1)
+    (part.path / HELD).write_text(held_text([other]))
+    main.send(pieces[1])
+    assert [main.next() for _ in range(2)] == [Held(True, (0, 1, 2, 1, 3, 3)), Kept(2)]
+    assert ExpertStore.open(part.path).held == {HAS, other, GETS}

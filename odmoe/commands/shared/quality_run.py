@@ -47,7 +47,7 @@ def run_quality(
                 f"--cluster is {settings.cluster} with --quality and {_named(settings)}, which is measured in this "
                 "process: leave --cluster out"
             )
-        settings = settings.replace(smaller_forms="always")
+        settings = settings.replace(smaller_forms="always", predictions="always")
     prepare_process(terminal.debug)
     check_early(settings)
     path = find_model(settings.model)

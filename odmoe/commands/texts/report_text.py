@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from main_node.engine.prediction_trial import pays
 from odmoe.settings.settings import Settings
 from odmoe.terminal import Terminal, count_text, megabytes
 from scheduler.policies.precision import FULL
@@ -266,7 +267,7 @@ def _prediction_costs(cluster: ClusterFigures) -> tuple[str, bool]:
     if cluster.prediction_step_s is None:
         return "", False
     with_s, without_s = cluster.prediction_step_s
-    outcome = "made" if with_s <= without_s else "left out"
+    outcome = "made" if pays((with_s, without_s)) else "left out"
     return f"{outcome}: a step takes {_ms(with_s)} with them and {_ms(without_s)} without", True
 
 

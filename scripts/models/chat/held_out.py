@@ -1,9 +1,9 @@
-"""What `odmoe verify models/chat-moe --quality` is asked, none of which it was trained on word for word.
+"""What `odmoe verify models/chat-moe --quality` is asked: questions in phrasings that it was never trained on.
 
     .venv/bin/python -m scripts.models.chat.held_out docs/examples/sums.jsonl --text /tmp/dialogues.txt
 
-Sums with four answers each, of which one is right, and a text of dialogues. Both have the phrasings of the training,
-with names and numbers drawn anew, above every seed that a training draws from.
+Sums with four answers each, of which one is right, and a text of dialogues. Both have the phrasings under `held`. The
+answers are in the words of the training, and sums of one-digit numbers are few: only the questions are new.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def questions(count: int, seed: int = NEW_SEED) -> Iterator[dict[str, Any]]:
     rng = random.Random(seed)
     seen: set[str] = set()
     while len(seen) < count:
-        asked = sums(rng, held=False, bare=True)
+        asked = sums(rng, held=True)
         if asked.ask in seen:
             continue
         seen.add(asked.ask)
@@ -48,7 +48,7 @@ def dialogue_text(tokens: int, seed: int = NEW_SEED) -> str:
 
     tokenizer = AutoTokenizer.from_pretrained(MODEL)
     texts, count = [], 0
-    for made in dialogues(tokens, seed):  # each has many tokens
+    for made in dialogues(tokens, seed, held=True):  # each has many tokens
         texts.append(tokenizer.apply_chat_template(made.messages, tokenize=False, tools=made.tools or None))
         count += len(tokenizer(texts[-1], add_special_tokens=False)["input_ids"])
         if count >= tokens:

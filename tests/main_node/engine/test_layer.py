@@ -48,9 +48,11 @@ def test_a_token_may_name_an_expert_twice(index: list[list[int]], dtype: str, ex
     assert torch.equal(combined, expected)
 
 
+@pytest.mark.timeout(20)
 def test_of_a_layer_whose_experts_are_all_there_the_output_is_partial_only_if_asked_for() -> None:
     work = LayerWork(torch.ones(1, 4), torch.tensor([[3, 5]]), torch.ones(1, 2), LentThreads())
     work.route((), (3, 5))
+    assert work.partial(3600.0, if_all=False) is None  # at once, without their answers
     for expert in (3, 5):
         work.keep(t.Compute(0, 0, t.ExpertId(0, expert), expert, VISIT, 0, 1, True), torch.full((1, 4), float(expert)))
     assert work.partial(0.0, if_all=False) is None

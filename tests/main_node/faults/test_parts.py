@@ -5,6 +5,7 @@ A part's files have holes in place of the experts that are not in it, so that on
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import shutil
@@ -229,12 +230,12 @@ def test_one_holder_is_lost_its_experts_are_copied_and_the_other_is_lost(
     given = [len(cluster.workers[n].store.held or ()) - 32 for n in (0, 2, 3)]
     assert sum(given) == 32
     assert max(given) - min(given) <= 1
-    cluster.lose(2)
-    assert cluster.answer(expected.prompt, TOKENS) == expected.tokens
-    for number in (0, 3):
+    for number in (0, 2, 3):
         again = ExpertStore.open(cluster.workers[number].store.path)
         assert again.held == cluster.workers[number].store.held
         assert again.verify().blobs == len(again.held or ())
+    cluster.lose(2)
+    assert cluster.answer(expected.prompt, TOKENS) == expected.tokens
 
 
 def test_what_nobody_holds_any_more_comes_from_the_main_node(
@@ -266,6 +267,38 @@ def test_a_damaged_source_and_a_worker_without_room_are_named_and_the_rest_is_co
     assert re.search(r"worker 0 takes no copy of expert \d+ of layer \d+: DoesNotFitError: .* has 0.00 GB free", said)
     assert cluster.workers[0].store.held == ExpertStore.open(cluster.workers[0].store.path).held
     assert len(cluster.workers[0].store.held or ()) == 32
+
+
+def test_a_store_that_cannot_be_read_for_a_while_is_tried_again(
+    soon: None, monkeypatch: pytest.MonkeyPatch, parted_of: MakeCluster, demo_store: Any
+) -> None:
+    def fail(*args: Any) -> None:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    cluster = parted_of(replicated(demo_store("float32"), 2), replicas=2)
+    with monkeypatch.context() as patch:
+        patch.setattr(part_copies, "open_direct", fail)
+        cluster.lose(1)
+        wait_until(lambda: sum("Too many open files" in line for line in cluster.lines) == 32)
+        assert holders(cluster) == {1: 32, 2: 32}
+    monkeypatch.setattr(part_copies, "REFUSED_S", 0.0)
+    wait_until(lambda: holders(cluster) == {2: 64})
+
+
+def test_the_length_of_pieces_follows_full_ones_alone(parted_of: MakeCluster, demo_store: Any) -> None:
+    copies = parted_of(replicated(demo_store("float32"), 2), replicas=2).engine.copies
+    assert copies is not None
+    least, slow_s = part_copies.LEAST_BYTES, 10 * part_copies.PIECE_S
+
+    def after(length: int, took_s: float, last: bool = False) -> int:
+        copies._learn(w.Keep(1, 0, 0, "", 0, bytes(length), last), took_s)
+        return copies._length
+
+    assert after(least, 1e-6) == 2 * least
+    assert after(2 * least, 1e-6) == 4 * least
+    assert after(4096, slow_s) == after(4 * least, slow_s, last=True) == 4 * least
+    assert after(4 * least, part_copies.PIECE_S) == 4 * least
+    assert after(4 * least, slow_s) == least
 
 
 def test_three_quarters_of_the_time_nothing_is_copied(

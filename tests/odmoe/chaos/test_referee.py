@@ -190,15 +190,49 @@ def test_an_interrupt_gives_a_verdict_on_what_was_seen(trouble: str, monkeypatch
     assert "Interrupted: 1 faults" in as_text(verdict)
 
 
-def test_a_run_without_an_end_has_a_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run, "END_S", -4.0)
+def test_who_waits_for_a_place_does_not_hang(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One of two clients gets no token within the bound, since the cluster answers one at a time."""
+    world, place = World(), threading.Lock()
+    plain = world.ask
+
+    @contextlib.contextmanager
+    def ask(prompt: Sequence[int], count: int) -> Iterator[Any]:
+        with place, plain(prompt, count) as answer:
+            yield answer
 
     def strike(victims: Any, rng: random.Random) -> str:
-        time.sleep(30)
+        if not world.struck:
+            world.struck = True
+            place.acquire()
+            time.sleep(0.5)
+            return "worker 0"
+        signal.raise_signal(signal.SIGINT)
         return ""
 
-    verdict = disturb(World(), monkeypatch, faults=[Fault("endless", "", strike)], requests=10_000)
-    assert verdict.seconds < 5
+    monkeypatch.setattr(world, "ask", ask)
+    how: dict[str, Any] = {"faults": [Fault("struck", "", strike)], "worker_wait_s": 0.0, "requests": 10_000}
+    verdict = disturb(world, monkeypatch, places=1, **how)
+    assert verdict.interrupted
+    assert verdict.violations == []
+
+
+@pytest.mark.parametrize("interrupt", [signal.default_int_handler, signal.SIG_IGN])
+def test_a_run_without_an_end_has_a_verdict(interrupt: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where a shell has the command ignore Ctrl-C."""
+    monkeypatch.setattr(run, "END_S", -4.0)
+    before = signal.signal(signal.SIGINT, interrupt)
+
+    def strike(victims: Any, rng: random.Random) -> str:
+        time.sleep(10)
+        return ""
+
+    try:
+        verdict = disturb(
+            World(), monkeypatch, faults=[Fault("endless", "", strike)], requests=10_000, worker_wait_s=0.2
+        )
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert 2.0 <= verdict.seconds < 7  # the faults' time, END_S and twice the bound of half a second
     assert ["no end in time" in one and "endless" in one for one in verdict.violations] == [True]
     assert not verdict.interrupted
 

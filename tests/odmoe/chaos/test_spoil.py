@@ -49,7 +49,7 @@ def changed(store: ExpertStore, files: dict[Path, bytes]) -> int:
 def test_a_store(store: ExpertStore) -> None:
     """Each expert fails its checksum meanwhile."""
     files = contents(store)
-    spoil(STORE, str(store.path), 3.0)
+    spoil(STORE, 3.0, [str(store.path)])
     until(lambda: any(file.read_bytes() != before for file, before in files.items()))
     until(lambda: all(file.read_bytes() == before for file, before in files.items()))
     store.verify()
@@ -98,7 +98,7 @@ def test_a_link() -> None:
         said = subprocess.run(["ip", "-json", "route"], capture_output=True, text=True, timeout=10, check=True).stdout
         return [route["dst"] for route in json.loads(said) if route.get("type") == "blackhole"]
 
-    spoil(LINK, ADDRESS, 3.0)
+    spoil(LINK, 3.0, [ADDRESS])
     until(lambda: ADDRESS in routes())
     until(lambda: ADDRESS not in routes())
 
@@ -110,7 +110,7 @@ def test_a_process_that_may_end_meanwhile(what: str) -> None:
         def stands() -> bool:
             return Path(f"/proc/{process.pid}/stat").read_text().split()[2] == "T"
 
-        spoil(what, str(process.pid), 2.0)
+        spoil(what, 2.0, [str(process.pid)])
         until(stands)
         until(lambda: not stands())
         time.sleep(1.0 + 2.0)

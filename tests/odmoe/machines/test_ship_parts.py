@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import shutil
 from collections import Counter
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from checkpoint.forms import FORMS
-from checkpoint.held import HELD
-from checkpoint.part_files import write_part
+from checkpoint.held import HELD, held_text
+from checkpoint.part_files import name_held, write_part
 from checkpoint.sharding.form_files import add_forms
 from checkpoint.store import ExpertStore
 from odmoe.machines import probe as probe_script
 from odmoe.machines import restore_parts as restore_module
-from odmoe.machines import ship_parts
+from odmoe.machines import ship_parts, take_part
 from odmoe.machines.cluster_file import ClusterFile, Host
 from odmoe.machines.host_stores import _state
 from odmoe.machines.preflight import ask, probe
@@ -194,6 +196,53 @@ def test_parts_copied_by_hand_count_and_stay(tmp_path: Path, store: ExpertStore)
         lab.part(number).verify()
     assert lab.sent["worker-1"] < len(experts) * store.manifest.blob_bytes / 2
     assert sum(lab.copies(range(3)).values()) == 64
+
+
+def test_what_a_worker_has_got_since_the_host_was_asked_stays_in_its_list(tmp_path: Path, store: ExpertStore) -> None:
+    lab = Lab(tmp_path, store, 2)
+    assert lab.up() == {}
+    some = sorted(lab.part(0).held or ())
+    name_anew(lab.folder(0), some[:40])
+    facts = {host.address: lab.facts(host) for host in lab.hosts}
+    parts = plan_parts(store, lab.hosts, facts, REPLICAS)
+    name_held(lab.folder(0), frozenset(some[40:41]))
+    parts.missing["127.0.7.1"] = frozenset(some[50:])
+    assert push_parts(lab.ssh, lab.hosts, parts, facts) == {}
+    assert lab.part(0).held == {*some[:41], *some[50:]}
+    assert lab.facts(lab.hosts[0])["stores"]["demo"]["held"] == [55, 64]
+
+
+def name_anew(folder: Path, experts: list[ExpertId]) -> None:
+    listed = json.loads((folder / HELD).read_text())
+    (folder / HELD).write_text(json.dumps(listed | json.loads(held_text(experts))))
+
+
+def test_a_worker_and_a_copy_over_ssh_that_write_the_list_at_once_lose_nothing(
+    tmp_path: Path, store: ExpertStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(take_part, "STORES", str(tmp_path))
+    experts = [expert for expert, _ in store.experts()]
+    write_part(store, tmp_path / "part", frozenset(), lambda nbytes: None)
+
+    def add_over_ssh() -> None:
+        for expert in experts[::2]:
+            text = json.dumps({"manifest": "digest", **json.loads(held_text([expert]))})
+            asked = {
+                "store": "part",
+                "fresh": False,
+                "last": False,
+                "sizes": {},
+                "extents": [],
+                "texts": [[HELD, text]],
+            }
+            take_part.take(io.BytesIO(json.dumps(asked).encode() + b"\n"))
+
+    with ThreadPoolExecutor() as threads:
+        copying = threads.submit(add_over_ssh)
+        for expert in experts[1::2]:
+            name_held(tmp_path / "part", frozenset({expert}))
+        copying.result()
+    assert ExpertStore.open(tmp_path / "part").held == set(experts)
 
 
 def test_a_form_that_the_store_got_since_comes_too(tmp_path: Path, store: ExpertStore) -> None:

@@ -5,6 +5,10 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import time
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,6 +17,7 @@ import ray
 
 from odmoe.chaos.spoil import FROZEN, LINK, STORE
 from odmoe.on_ray import victims
+from odmoe.on_ray.calls import CONTROL_S
 from odmoe.on_ray.victims import NodeProcesses
 from scheduler.errors import LinkError
 
@@ -24,8 +29,8 @@ SHADOW = {"kind": "shadow", "number": 0, "address": "10.0.0.7", "state": "ready"
 class Cluster:
     """`rows` None: the main node is away."""
 
-    def __init__(self, rows: list[dict[str, Any]] | None, pid: int = 0) -> None:
-        self.rows, self._pid = rows, pid
+    def __init__(self, rows: list[dict[str, Any]] | None, *pids: int) -> None:
+        self.rows, self._pids = rows, pids
 
     def nodes(self) -> list[dict[str, Any]]:
         if self.rows is None:
@@ -33,7 +38,7 @@ class Cluster:
         return self.rows
 
     def pid(self, name: str) -> int:
-        return self._pid
+        return self._pids[int(name.split()[-1]) if len(self._pids) > 1 else 0]
 
     def store(self) -> str:
         return "store"
@@ -43,41 +48,91 @@ def processes(cluster: Cluster, here: bool = False) -> NodeProcesses:
     return NodeProcesses(cluster, here)  # type: ignore[arg-type]
 
 
-def test_kill_and_usage_on_another_host(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ray itself must take what is sent; here it runs at once, in one process for each host."""
-    asked: list[dict[str, float]] = []
+class Hosts:
+    """Ray itself must take what is sent; here it runs in this process once it is waited for, `late_s` later. `asked`:
+    the resources of each process."""
 
-    def remote(hand: Any) -> Any:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.asked: list[dict[str, float]] = []
+        self.late_s = self.ahead_s = 0.0
+        own = SimpleNamespace(get_node_ip_address=lambda: "10.0.0.1")
+        monkeypatch.setattr(victims, "ray", SimpleNamespace(remote=self._remote, util=own))
+        monkeypatch.setattr(victims, "get", lambda pending, *rest: pending())
+
+    def _remote(self, hand: Any) -> Any:
         ray.remote(hand)
 
         def options(resources: dict[str, float], **given: Any) -> Any:
-            asked.append(resources)
-            return SimpleNamespace(remote=lambda: SimpleNamespace(do=SimpleNamespace(remote=hand().do)))
+            self.asked.append(resources)
+            made = hand()
+            methods = {
+                name: SimpleNamespace(remote=partial(partial, self._run, getattr(made, name)))
+                for name in ("clock", "do")
+            }
+            return SimpleNamespace(remote=lambda: SimpleNamespace(**methods))
 
         return SimpleNamespace(options=options)
 
-    monkeypatch.setattr(victims, "ray", SimpleNamespace(remote=remote))
-    monkeypatch.setattr(victims, "get", lambda done, *rest: done)
-    process = subprocess.Popen(["sleep", "60"])
-    try:
-        found = processes(Cluster([WORKER, OTHER], process.pid))
-        assert set(found.usage()) == {"main node", "worker 0", "worker 1"}
-        assert found.kill(["worker 0", "worker 7"]) == ["worker 0"]
-        assert process.wait(10) == -signal.SIGKILL
-        assert found.kill(["worker 1"]) == []
-    finally:
-        process.kill()
-        process.wait(10)
-    assert asked == [{f"node:{one['address']}": victims.TOUCH} for one in (WORKER, OTHER)]
+    def _run(self, method: Any, *args: Any) -> Any:
+        """By the host's own clock."""
+        own = SimpleNamespace(time=lambda: time.time() + self.ahead_s + self.late_s)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(victims, "time", own)
+            return method(*args)
+
+
+@pytest.fixture
+def hosts(monkeypatch: pytest.MonkeyPatch) -> Hosts:
+    return Hosts(monkeypatch)
+
+
+@pytest.fixture
+def process() -> Iterator[subprocess.Popen[bytes]]:
+    with subprocess.Popen(["sleep", "60"]) as made:
+        yield made
+        made.kill()
+
+
+def test_kill_and_usage_on_another_host(hosts: Hosts, process: subprocess.Popen[bytes]) -> None:
+    found = processes(Cluster([WORKER, OTHER], process.pid))
+    assert set(found.usage()) == {"main node", "worker 0", "worker 1"}
+    assert found.kill(["worker 0", "worker 7"]) == ["worker 0"]
+    assert process.wait(10) == -signal.SIGKILL
+    assert found.kill(["worker 1"]) == []
+    assert hosts.asked == [{f"node:{one['address']}": victims.TOUCH} for one in (WORKER, OTHER)]
+
+
+@pytest.mark.parametrize("ahead_s", [0.0, -3600.0, 3600.0])
+def test_a_kill_that_comes_late_is_not_carried_out(
+    ahead_s: float, hosts: Hosts, process: subprocess.Popen[bytes]
+) -> None:
+    """Nobody counts it, whatever that host's clock shows."""
+    hosts.ahead_s = ahead_s
+    found = processes(Cluster([WORKER], process.pid))
+    assert found.workers() == ["worker 0"]
+    assert set(found.usage()) == {"main node", "worker 0"}
+    hosts.late_s = CONTROL_S
+    assert found.kill(["worker 0"]) == []
+    assert process.poll() is None
+    hosts.late_s = 0.0
+    assert found.kill(["worker 0"]) == ["worker 0"]
+
+
+def test_every_host_has_its_process_before_any_fault(hosts: Hosts, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also if its links cannot be cut, as with two workers on one host."""
+    monkeypatch.setattr(victims, "may_cut", lambda: True)
+    rows = [WORKER, OTHER, OTHER | {"number": 2}, SHADOW | {"address": "10.0.0.9"}]
+    assert not processes(Cluster(rows)).can_spoil()
+    assert sorted(map(str, hosts.asked)) == [f"{{'node:10.0.0.{n}': {victims.TOUCH}}}" for n in (7, 8, 9)]
 
 
 def test_what_is_spoilt_at_which_node(monkeypatch: pytest.MonkeyPatch) -> None:
     """The main node's address is cut off, the cluster's store damaged, a node's own process frozen."""
     asked: list[tuple[str, Any]] = []
 
-    def begin(own: Any, host: str, call: Any, *args: Any) -> Any:
-        asked.append((host, args))
-        return lambda: None
+    def begin(own: Any, host: str, call: Any, targets: list[str]) -> Any:
+        asked.append((host, (*call.args, *targets)))
+        return lambda: targets
 
     monkeypatch.setattr(victims.ray.util, "get_node_ip_address", lambda: "10.0.0.1")
     monkeypatch.setattr(NodeProcesses, "_begin", begin)
@@ -86,11 +141,31 @@ def test_what_is_spoilt_at_which_node(monkeypatch: pytest.MonkeyPatch) -> None:
     assert found.spoil(["worker 1"], STORE, 2.0) == ["worker 1"]
     assert found.spoil(["main node", "worker 2"], FROZEN, 2.0) == ["main node"]
     assert asked == [
-        ("10.0.0.7", (LINK, "10.0.0.1", 2.0)),
-        ("10.0.0.8", (LINK, "10.0.0.1", 2.0)),
-        ("10.0.0.8", (STORE, "store", 2.0)),
-        ("", (FROZEN, "77", 2.0)),
+        ("10.0.0.7", (LINK, 2.0, "10.0.0.1")),
+        ("10.0.0.8", (LINK, 2.0, "10.0.0.1")),
+        ("10.0.0.8", (STORE, 2.0, "store")),
+        ("", (FROZEN, 2.0, "77")),
     ]
+
+
+@pytest.mark.slow
+def test_all_nodes_of_a_host_are_frozen_at_once() -> None:
+    """Each would thaw before the next one's process had begun, a second later on a busy machine."""
+    sleepers = [subprocess.Popen(["sleep", "60"]) for _ in range(16)]
+    try:
+        rows = [WORKER | {"number": number} for number in range(16)]
+        found = processes(Cluster(rows, *(one.pid for one in sleepers)), here=True)
+        names = [f"worker {number}" for number in range(16)]
+        assert found.spoil(names, FROZEN, 0.5) == names
+        end, most = time.monotonic() + 5.0, 0
+        while most < 16 and time.monotonic() < end:
+            states = [Path(f"/proc/{one.pid}/stat").read_text().split()[2] for one in sleepers]
+            most = max(most, states.count("T"))
+        assert most == 16
+    finally:
+        for one in sleepers:
+            one.kill()
+            one.wait(10)
 
 
 @pytest.mark.parametrize("rows", [None, []])
@@ -132,6 +207,7 @@ def test_links_are_cut_if_each_worker_has_a_host_of_its_own(
     def begin(own: Any, host: str, call: Any, **given: Any) -> Any:
         return lambda: call is victims.may_cut and host != "10.0.0.9"
 
+    monkeypatch.setattr(NodeProcesses, "_start_hands", lambda own, hosts, within_s: None)
     monkeypatch.setattr(NodeProcesses, "_begin", begin)
     assert processes(Cluster(rows)).can_spoil() is able
     assert not processes(Cluster(rows), here=True).can_spoil()

@@ -89,19 +89,20 @@ def test_workers_get_their_parts(world: PretendedCluster) -> None:
     assert not log.exists()  # what runs goes on
 
 
-def test_a_damaged_store_is_replaced_when_nothing_reads_it(world: PretendedCluster) -> None:
+def test_a_damaged_store_and_another_are_replaced_when_nothing_reads_it(world: PretendedCluster) -> None:
     world.head(start=[(0, world.ready())], status=[(0, world.ready())])
     world.file.write_text(world.file.read_text().replace("  hosts:", "  replicas: 1\n  hosts:"))
     up(world.file, world.settings, world.terminal)
     folders = [world.home(number) / "odmoe" / "stores" / "tiny" for number in range(4)]
-    for folder in (folders[0], folders[2]):
-        os.truncate(min(folder.glob("*.experts")), 4096)
+    os.truncate(min(folders[0].glob("*.experts")), 4096)
+    other = folders[2] / "manifest.json"
+    other.write_text(other.read_text().replace('"format"', ' "format"'))
     before = {file: file.stat().st_ino for folder in folders for file in folder.iterdir()}
     with pytest.raises(LaunchError, match="2 of 4 hosts cannot be given the store: main, worker-0; each is explained"):
         up(world.file, world.settings, world.terminal)
     said = world.stderr()
-    for name in ("main (127.0.99.1)", "worker-0 (127.0.99.3)"):
-        assert f"{name}: its store tiny is damaged (" in said
+    assert "main (127.0.99.1): its store tiny is damaged (" in said
+    assert "worker-0 (127.0.99.3): its store tiny is another one, or has other forms, and it runs here: " in said
     assert "and it runs here: " in said
     assert f"odmoe down {world.file} ends that" in said
     assert {file: file.stat().st_ino for file in before} == before

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
+import signal
 import time
 from pathlib import Path
 
 import pytest
 
-from support.machines.processes import marked, starter, wait_until
+from support.machines.processes import marked, starter, wait_until, wait_until_gone
 
 pytestmark = pytest.mark.system
 
@@ -28,3 +30,22 @@ def test_an_interrupted_local_cluster_leaves_no_process(when: str, demo: Path) -
         time.sleep(0.25)
         running.interrupt()
         running.check_interrupted()
+
+
+def test_a_run_of_chaos_that_is_terminated_has_a_verdict(demo: Path) -> None:
+    """Ray, which starts in the main thread, has a handler of SIGTERM of its own."""
+    command = ("chaos", "-m", str(demo), "--workers", "1", "--threads", "1", "--shadow", "none", "-n", "8", "--yes")
+    with starter() as start:
+        running = start(*command, "--for", "300s", "--faults", "none", "--json")
+        assert running.process.stderr is not None
+        for line in running.process.stderr:
+            if b" answers, " in line:
+                break
+        running.process.terminate()
+        code, out, err = running.finish()
+        assert (code, err.splitlines()[-1]) == (128 + signal.SIGTERM, b"terminated"), err.decode()
+        verdict = json.loads(out)
+        assert verdict["requests"] > 0
+        assert verdict["violations"] == []
+        assert " answers, " in verdict["interrupted"]
+        wait_until_gone(running.mark)

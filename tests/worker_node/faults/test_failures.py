@@ -17,7 +17,7 @@ from support.nodes.held import HeldArithmetic, HeldLoader
 from support.nodes.worker_desk import NO_THREAD_FAILS, WAIT_S, Expected, MainEnd, WorkerDesk
 from wire.lent_threads import LentThreads
 from wire.messages import Computed, Evict, Failed, Load, Loaded
-from worker_node import node, session
+from worker_node import ready, session
 from worker_node.loaders import load_checks
 from worker_node.loaders.disk import DiskLoader
 from worker_node.node import Worker
@@ -79,7 +79,7 @@ IN_A_LOAD: dict[str, Callable[[Worker], tuple[Any, str]]] = {
 }
 IN_A_COMPUTATION: dict[str, Callable[[Worker], tuple[Any, str]]] = {
     "the pace, before": lambda worker: (worker.pace, "begin_compute"),
-    "the rows": lambda worker: (node, "received_tensor"),
+    "the rows": lambda worker: (ready, "received_tensor"),
     "the loader's stream": lambda worker: (worker.loader, "computing"),
     "the module": lambda worker: (worker._modules, "get"),
     "the products": lambda worker: (worker, "run"),

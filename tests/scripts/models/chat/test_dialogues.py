@@ -6,7 +6,7 @@ import json
 import re
 
 from scripts.lib.paths import ROOT
-from scripts.models.chat.dialogues import dialogues
+from scripts.models.chat.dialogues import dialogues, phrasings
 from scripts.models.chat.held_out import questions
 
 EQUATION = re.compile(r"(\d+) ([+-]) (\d+) = (\d+)")
@@ -26,6 +26,23 @@ def test_phrasings_that_are_held_out_are_not_trained_on() -> None:
     trained = {one["content"].lower().rstrip(".?!") for made in dialogues(3000, seed=6) for one in made.messages}
     held = {made.messages[-2]["content"].lower().rstrip(".?!") for made in dialogues(300, seed=7, held=True)}
     assert not {text for text in held & trained if not text.startswith(("sunny", "{"))}
+
+
+def test_no_phrasing_of_the_training_can_give_a_sum_that_is_shipped() -> None:
+    """Whatever names, numbers and things are drawn, and however a question is varied."""
+    known = phrasings("sums")
+    templates = [ask for kind in ("plus", "minus") for ask, _ in known[kind]["ask"]]
+    draws = [re.sub(r"\\{\w+\\}", r"[\\w ]+", re.escape(ask.rstrip(".?!"))) + "[.?!]?" for ask in templates]
+    trained = re.compile("|".join(draws), re.IGNORECASE)
+    assert all(
+        trained.fullmatch(ask)
+        for ask in (
+            "Add 8 and 1.",
+            "what is three plus 4",
+            "Eva has 2 hats and gets 1 more. How many hats does Eva have?",
+        )
+    )
+    assert not [one["question"] for one in questions(200) if trained.fullmatch(one["question"])]
 
 
 def test_the_same_seed_gives_the_same_dialogues() -> None:
