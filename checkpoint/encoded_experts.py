@@ -35,8 +35,8 @@ class EncodedExpert:
 def compute_together(
     experts: Sequence[EncodedExpert], hidden: Sequence[torch.Tensor], weights: Sequence[torch.Tensor]
 ) -> Sequence[torch.Tensor]:
-    """Experts of one layer, each with its rows [n, H] and routing weights [n]: their outputs [n, H]. Each row has the
-    bits that it has alone. If all rows are those of the first expert, they are given as the same tensor."""
+    """Experts of one layer, each with its rows [n, H] and routing weights [n]: their outputs [n, H]. If all
+    rows are those of the first expert, they are given as the same tensor. See `EncodedExperts.computes_together`."""
     with inference():
         counts = [len(rows) for rows in hidden]
         are_shared = all(rows is hidden[0] for rows in hidden)
@@ -70,6 +70,7 @@ class EncodedExperts:
         self._scratch = RowScratch()
         self._rowwise: dict[tuple[int, int], bool] = {}
         self._layers: set[int] = set()
+        self._together: set[int] = set()
         self._activations: dict[int, Callable[[torch.Tensor], torch.Tensor]] = {}
         if arithmetic.kernel == "fast" and manifest.encoding and device == "cpu":
             blob, plain = torch.empty(manifest.blob_bytes, dtype=torch.uint8), dict[object, bool]()
@@ -78,10 +79,16 @@ class EncodedExperts:
                     plain[specs] = self._is_plain(layer)
                 if plain[specs] and self._products(manifest.layers[layer].views(blob), layer):
                     self._layers.add(layer)
+                    if arithmetic.is_elementwise(layer):
+                        self._together.add(layer)
 
     def computes(self, layer: int) -> bool:
         """Whether a layer's experts can be computed so."""
         return layer in self._layers
+
+    def computes_together(self, layer: int) -> bool:
+        """Whether `compute_together` gives rows of several experts, or requests, the bits that they have alone."""
+        return layer in self._together
 
     def bind(self, blob: torch.Tensor, layer: int) -> EncodedExpert:
         """The expert of `layer`, of those that it `computes`, whose bytes are, and stay, in `blob`."""
@@ -110,7 +117,7 @@ class EncodedExperts:
         """See `ExpertArithmetic.is_rowwise`. The products are; what stands between them is compared."""
         key = layer, torch.get_num_threads()
         if key not in self._rowwise:
-            self._rowwise[key] = self._is_rowwise(self.bind(blob, layer), layer)
+            self._rowwise[key] = self.computes_together(layer) and self._is_rowwise(self.bind(blob, layer), layer)
         return self._rowwise[key]
 
     def _is_rowwise(self, compute: Compute, layer: int) -> bool:

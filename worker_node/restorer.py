@@ -165,7 +165,7 @@ class Restorer:
 
     def computes_together(self, layer: int, form: str) -> bool:
         """Whether `compute_together` computes a layer's experts, held in this form."""
-        return not form and self._encoded.computes(layer)
+        return not form and self._encoded.computes_together(layer)
 
     def compute_together(
         self, slots: Sequence[torch.Tensor], layer: int, hidden: Sequence[torch.Tensor], weights: Sequence[torch.Tensor]

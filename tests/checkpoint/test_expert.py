@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from transformers.activations import ACT2FN
 from transformers.models.mixtral.modeling_mixtral import MixtralExperts
 
 from checkpoint import family
@@ -162,3 +163,16 @@ def test_calls_do_not_share_where_an_activation_looks_at_all_rows(monkeypatch: p
     monkeypatch.setattr(ExpertArithmetic, "is_plain", lambda *_: True)
     monkeypatch.setattr(MixtralExperts, "_apply_gate", lambda _, rows: rows.chunk(2, dim=-1)[0] - rows.mean())
     assert not made.arithmetic.is_rowwise(made.layer, made.views)
+
+
+@pytest.mark.parametrize("activation", ["silu", "gelu_pytorch_tanh", "gelu"])
+def test_an_activation_whose_bits_hang_on_the_place_is_noticed(activation: str) -> None:
+    """Torch computes the end of a tensor with another function, of which few values differ in 16 bits."""
+    config = configuration("mixtral")
+    config.hidden_act = activation
+    arithmetic = ExpertArithmetic(config.to_dict(), "bfloat16")
+    values = torch.arange(1 << 16, dtype=torch.int32).to(torch.int16).view(torch.bfloat16)
+    values = values[values.isfinite()]
+    function = ACT2FN[activation]
+    alone = torch.cat([function(value) for value in values.split(1)])
+    assert arithmetic.is_elementwise(0) is torch.equal(function(values), alone)

@@ -77,10 +77,15 @@ def test_few_rows_are_computed_without_a_restored_expert(store: ExpertStore, mon
                 assert torch.equal(place.compute(0, expert, hidden, weights), found)
                 assert torch.equal(arbiter.compute(ExpertId(0, expert), hidden, weights), found)
         assert computed.is_rowwise(slot, 0, "")
+        assert computed.computes_together(0, "")
         many = MOST_ROWS + 1
         hidden, weights = torch.randn(many, WIDTH).bfloat16(), torch.rand(many).bfloat16()
         assert torch.equal(place.compute(0, 2, hidden, weights), computed.compute(slot, 0, "", hidden, weights))
         assert restored
+        monkeypatch.setattr(ExpertArithmetic, "is_elementwise", lambda *_: False)
+        other = Restorer(store, fast, ("",), "cpu", 1)
+        assert not other.is_rowwise(slot, 0, "")
+        assert not other.computes_together(0, "")
     finally:
         loader.close()
         place.close()
