@@ -18,9 +18,10 @@ def show(points: Sequence[Point]) -> None:
         console.print(_winners(points))
         return
     console.print(_title(points[0]), markup=False)
-    console.print(_by_memory("decoding, tokens/s", points, lambda one: f"{one.tokens_per_s:.2f}", best=True))
+    speed = "decoding, tokens/s (*: fastest)"
+    console.print(_by_memory(speed, points, lambda one: f"{one.tokens_per_s:.2f}", best=True))
     if any(one.misses_a_token is not None for one in points):
-        console.print(_by_memory("misses a token (of them policy)", points, _misses))
+        console.print(_by_memory("misses a token (of them by policy)", points, _misses))
 
 
 def _place(point: Point) -> tuple[float, float | None, int]:
