@@ -98,7 +98,7 @@ class Load:
         """How many requests that are open have no progress for longer than a bound. `from_first`: after the first
         token."""
         now = time.monotonic()
-        return sum(now - one.times[-1] > bound_s for one in self.under_way() if one.tokens or not from_first)
+        return sum(now - one.times[-1] > bound_s for one in self.under_way() if len(one.times) > 1 or not from_first)
 
     def leave(self) -> int:
         """Every client leaves its answer, from another thread, as if its connection ended. A wrong request goes on

@@ -141,7 +141,8 @@ class NodeProcesses:
                 hand = ray.remote(_Hand).options(**pinned).remote()
                 started[host] = hand, hand.clock.remote()
         for host, (hand, pending) in started.items():
-            self._hands[host] = hand, get(pending, within_s, host) - time.time()
+            get(pending, within_s, host)  # it has started, and may have answered long before this wait ended
+            self._hands[host] = hand, get(hand.clock.remote(), CONTROL_S, host) - time.time()
 
 
 class _Hand:

@@ -155,3 +155,19 @@ def test_an_eviction_before_a_shared_computation_fails_frees_the_slot(
         main.send(desk.compute(call, 0, 0, 0, evict=False))
     held_loader.gates[0, 0].open()
     assert set(main.hear(2)) == {("Loaded", 1), ("Loaded", 2)}
+
+
+@pytest.mark.parametrize(("is_elementwise", "computations"), [(True, [6]), (False, [4, 2])])
+def test_passes_share_nothing_if_a_value_s_bits_depend_on_its_place(
+    desk: WorkerDesk,
+    expected: Expected,
+    made: list[int],
+    monkeypatch: pytest.MonkeyPatch,
+    is_elementwise: bool,
+    computations: list[int],
+) -> None:
+    monkeypatch.setattr(ExpertArithmetic, "is_elementwise", lambda *_: is_elementwise)
+    main = desk.welcome(desk.worker())
+    made.clear()
+    main.loads_and_computes(1, replace(desk.compute(20, 0, 0, 1, rows=6), passes=(0, 0, 1, 1, 0, 0)), expected)
+    assert made == computations
