@@ -46,7 +46,7 @@ def test_from_a_gate_to_its_layers_output(
     """The shortest: all experts that the gate chose were predicted, and are loaded."""
     roads = between(road, (RemoteExperts, "compute"), None, monkeypatch.setattr)
     list(cluster.generate(PROMPT, 24, ignore_eos=True))
-    assert len(fewest(roads)) <= 44, fewest(roads)
+    assert len(fewest(roads)) <= 46, fewest(roads)
 
 
 @pytest.mark.slow

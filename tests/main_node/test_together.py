@@ -54,7 +54,7 @@ def test_bfloat16(embedded: Any, reference: Any) -> None:
 def test_every_kind_of_predictor(system: str, embedded: Any, reference: Any) -> None:
     """Those that work with the main model look at the pass that is under way, and not at another's."""
     chosen = {"predictor": system, "residency": "lru"} if system in ("next-layer", "token-wise") else {"system": system}
-    cluster = embedded(**chosen, precision="full", slots=8, workers=2, **WHOLE)
+    cluster = embedded(**chosen, precision="full", slots=8, workers=2, predictions="always", **WHOLE)
     expected = [reference("float32", number, TOKENS) for number in (0, 4)]
     alone = [answers(cluster, one.prompt, TOKENS)[0] for one in expected]
     together = check_together(cluster.main, expected)
