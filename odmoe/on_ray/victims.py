@@ -34,7 +34,7 @@ class NodeProcesses:
     def __init__(self, cluster: RayCluster, here: bool) -> None:
         self._cluster, self._here = cluster, here
         self._hands: dict[str, tuple[Any, float]] = {}
-        """By host, and how many seconds its wall clock is ahead of this one's."""
+        """By host, and how many seconds its own clock is ahead of this one's."""
 
     def rows(self) -> list[dict[str, Any]]:
         """Of workers and shadow. Raises LinkError while the main node is away."""
@@ -129,7 +129,7 @@ class NodeProcesses:
             return lambda: found
         self._start_hands([host], CONTROL_S)
         hand, ahead_s = self._hands[host]
-        pending = hand.do.remote(time.time() + ahead_s + CONTROL_S - START_S, call, *args)
+        pending = hand.do.remote(time.monotonic() + ahead_s + CONTROL_S - START_S, call, *args)
         return lambda: get(pending, CONTROL_S, host)
 
     def _start_hands(self, hosts: Iterable[str], within_s: float) -> None:
@@ -142,19 +142,19 @@ class NodeProcesses:
                 started[host] = hand, hand.clock.remote()
         for host, (hand, pending) in started.items():
             get(pending, within_s, host)  # it has started, and may have answered long before this wait ended
-            self._hands[host] = hand, get(hand.clock.remote(), CONTROL_S, host) - time.time()
+            self._hands[host] = hand, get(hand.clock.remote(), CONTROL_S, host) - time.monotonic()
 
 
 class _Hand:
     """A process on a host: a task would have to wait for the start of one each time, half a minute on a busy host."""
 
     def clock(self) -> float:
-        """Of this host's wall clock, which is not that of other hosts."""
-        return time.time()
+        """Of this host's own clock, which is not that of other hosts."""
+        return time.monotonic()
 
     def do(self, begin_by: float, call: Callable[..., Any], *args: Any) -> Any:
         """Nothing if it is too late, as after a link that was cut: nobody counts it any more."""
-        if time.time() > begin_by:
+        if time.monotonic() > begin_by:
             raise LaunchError("a call came too late to this host")
         return call(*args)
 

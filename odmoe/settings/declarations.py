@@ -53,9 +53,7 @@ class Declarations(MemorySettings):
     not given. Raises ConfigError."""
 
     may_be_automatic: ClassVar[bool] = True
-    system: str = again(
-        SystemSettings, "system", about="Preset of policies (default: auto if a model here answers, else od-moe)"
-    )
+    system: str = again(SystemSettings, "system", about="Preset of policies (default: auto)")
 
     model: str = setting(
         "",

@@ -75,7 +75,7 @@ class Hosts:
 
     def _run(self, method: Any, *args: Any) -> Any:
         """By the host's own clock."""
-        own = SimpleNamespace(time=lambda: time.time() + self.ahead_s + self.late_s)
+        own = SimpleNamespace(monotonic=lambda: time.monotonic() + self.ahead_s + self.late_s)
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(victims, "time", own)
             return method(*args)
