@@ -40,7 +40,11 @@ class PartKeeper:
         """Bytes of each of these forms."""
 
     def take(self, message: Keep, answer: Callable[[Kept], None]) -> None:
-        """Returns at once; `answer` is called later, from another thread."""
+        """Returns at once; `answer` is called later, from another thread, but for a refusal that needs no disk."""
+        if not self._watch.is_on:
+            error = StoreError(f"{self._name} holds a whole store, or its loader has read its part already")
+            answer(Kept(message.number, f"{type(error).__name__}: {error}"))
+            return
         with self._lock:
             if self._closed:
                 return
@@ -78,8 +82,6 @@ class PartKeeper:
             self._finish(expert)
 
     def _begin(self, expert: ExpertId, form: str) -> Blob:
-        if not self._watch.is_on:
-            raise StoreError(f"{self._name} holds a whole store, or its loader has read its part already")
         self._watch.check_same()
         blob = self._blob(expert, form)
         if expert != self._expert:

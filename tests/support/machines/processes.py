@@ -83,9 +83,11 @@ class Running:
         wait_until(caught, "SIGTERM is handled")
 
     def check_interrupted(self, number: signal.Signals = signal.SIGINT) -> None:
-        """It ends, says no more than that it was interrupted, after progress of a long start, and leaves no process."""
+        """It ends, says no more than that it was interrupted, after what it chose and the progress of a long start, and
+        leaves no process."""
         code, _, err = self.finish()
-        err = b"".join(line for line in err.splitlines(keepends=True) if not line.endswith(b"s so far)\n"))
+        said = [line for line in err.splitlines(keepends=True) if not line.endswith(b"s so far)\n")]
+        err = b"".join(line for line in said if not line.startswith(b"chose "))
         word = {signal.SIGINT: b"interrupted\n", signal.SIGTERM: b"terminated\n"}[number]
         assert (code, err) == (128 + number, word), (code, err.decode(errors="replace"))
         wait_until_gone(self.mark)
