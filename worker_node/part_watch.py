@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from pathlib import Path
 from typing import Any
 
 from checkpoint.held import HELD, read_held
@@ -13,6 +12,7 @@ from scheduler.errors import CorruptStoreError, StoreError, StoreMismatchError
 from scheduler.types import ExpertId
 from wire import runtime
 from wire.sessions import Sessions
+from worker_node.file_stamp import FileStamp, file_stamp
 
 _log = logging.getLogger(__name__)
 LOOK_S = 2.0
@@ -35,9 +35,9 @@ class PartWatch:
         self._looking = runtime.Lock()
         self._closed = runtime.Event()
         self._said = ""
-        self._seen: tuple[int, ...] | None = None
+        self._seen: FileStamp | None = None
         """What of the list would show a change, at the last look that found it in order."""
-        self._proven: list[tuple[int, ...] | None] = []
+        self._proven: list[FileStamp] = []
         """Likewise of the manifests, when they were last read and found to be those of the store."""
         self._thread: runtime.Thread | None = None
         if loads_more and store.held is not None:
@@ -62,8 +62,8 @@ class PartWatch:
     def look(self) -> None:
         """Once, from any thread; a list that has not changed is not read. Raises StoreError, OSError."""
         with self._looking:
-            stamp = _stamp(self._store.path / HELD)
-            if stamp == self._seen and stamp is not None:
+            stamp = file_stamp(self._store.path / HELD)
+            if stamp == self._seen:
                 return
             held = self._read()
             self._seen = stamp
@@ -88,9 +88,9 @@ class PartWatch:
     def check_same(self) -> None:
         """Raises StoreError unless these are the files that were opened."""
         store = self._store
-        stamps = [_stamp(file) for file in manifests(store)]
+        stamps = [file_stamp(file) for file in manifests(store)]
         is_same = _inodes(store) == self._files
-        if is_same and (None in stamps or stamps != self._proven):
+        if is_same and stamps != self._proven:
             is_same = ExpertStore.open(store.path).manifest == store.manifest
         if not is_same:
             raise StoreMismatchError(f"{store.path} is another store than this worker opened; start the worker again")
@@ -100,14 +100,6 @@ class PartWatch:
         self._closed.set()
         if self._thread is not None:
             self._thread.join(CLOSE_S)
-
-
-def _stamp(file: Path) -> tuple[int, ...] | None:
-    try:
-        found = file.stat()
-    except FileNotFoundError:
-        return None
-    return found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
 
 
 def _inodes(store: ExpertStore) -> list[int]:

@@ -99,8 +99,8 @@ class GateWatch:
             if len(layer.hidden) == 1 and not self._trial.predicts:
                 return ()
             with at_once():
-                partial = lambda: layer.partial(PARTIAL_S, not self._trial.weighs)  # noqa: E731
-                return self._foresight.ahead(visit, layer.hidden, partial)
+                if_all = not self._trial.weighs
+                return self._foresight.ahead(visit, layer.hidden, lambda: layer.partial(PARTIAL_S, if_all))
         finally:
             self._gates.forget(visit.layer)
 

@@ -6,7 +6,6 @@ them (`worker_node/loaders/digest.py`). `auto` counts the time of all digests: o
 
 from __future__ import annotations
 
-import os
 import random
 from collections.abc import Callable
 from pathlib import Path
@@ -16,8 +15,8 @@ import torch
 
 from checkpoint.store import ExpertStore
 from scheduler.errors import CorruptStoreError, ODMoEError
-from wire import runtime
 from wire.machine import host_name
+from worker_node.file_stamp import FileStamp, file_stamp
 from worker_node.loaders.base import Loader
 from worker_node.loaders.digest import TAIL_BYTES, Digests
 
@@ -30,8 +29,6 @@ and what a single one counts that was held up by something else."""
 
 SPREAD = 0.5
 """By how much the distance between two checks varies, so that it keeps no step with the order of the experts."""
-
-_Stamp = tuple[int, ...]
 
 
 class CheckedLoad(NamedTuple):
@@ -63,9 +60,9 @@ class LoadChecks:
         self._wait = 1.0
         """How many checks' time must have been saved up for the next one."""
         self._files = _stamps(store) if mode == "auto" and loader.device == "cpu" else {}
-        self._latest: dict[Path, _Stamp] = {}
+        self._latest: dict[Path, FileStamp] = {}
         """Of the files that have changed."""
-        self._found_whole: dict[tuple[int, int, str], _Stamp] = {}
+        self._found_whole: dict[tuple[int, int, str], FileStamp] = {}
 
     def measure(self, slot: torch.Tensor) -> None:
         """Before the first load: measure what a check takes on this machine."""
@@ -122,7 +119,7 @@ class LoadChecks:
     def _due(self) -> bool:
         return self.mode == "all" or (self.mode == "auto" and self._saved_s >= self._wait * self._check_s)
 
-    def _change_stamp(self, layer: int, expert: int, form: str) -> _Stamp | None:
+    def _change_stamp(self, layer: int, expert: int, form: str) -> FileStamp | None:
         """None if the expert's file is as it was at the start, or the expert was found whole since it changed. Else the
         file's stamp; an empty one if the file may have changed during this load.
 
@@ -131,7 +128,7 @@ class LoadChecks:
         if not self._files:
             return None
         path = self._store.locate(layer, expert, form)[0]
-        stamp = _stamp(path)
+        stamp = file_stamp(path)
         if stamp == self._files[path] or stamp == self._found_whole.get((layer, expert, form)):
             return None
         before, self._latest[path] = self._latest.get(path), stamp
@@ -149,15 +146,6 @@ def compare(store: ExpertStore, layer: int, expert: int, checksum: str, form: st
         )
 
 
-def _stamps(store: ExpertStore) -> dict[Path, _Stamp]:
+def _stamps(store: ExpertStore) -> dict[Path, FileStamp]:
     forms = [store.manifest.layers, *(form.layers for form in store.manifest.forms.values())]
-    return {path: _stamp(path) for layers in forms for spec in layers.values() for path in [store.path / spec.file]}
-
-
-def _stamp(path: Path) -> _Stamp:
-    """Changes with every write. All zero where the file cannot be looked at: no other's."""
-    try:
-        found = os.stat(path)
-    except OSError:
-        return (0, 0, 0, runtime.monotonic_ns())
-    return (found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
+    return {path: file_stamp(path) for layers in forms for spec in layers.values() for path in [store.path / spec.file]}
