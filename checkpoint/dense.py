@@ -130,6 +130,12 @@ def _kept_dtypes(folder: Path, dtype: torch.dtype) -> dict[str, torch.dtype]:
         return {}  # from_pretrained refuses the folder
 
 
+def held_bytes(model: torch.nn.Module) -> int:
+    """Bytes of weights and buffers. Tied ones count once."""
+    held = [tensor.untyped_storage() for tensor in itertools.chain(model.parameters(), model.buffers())]
+    return sum({storage.data_ptr(): storage.nbytes() for storage in held}.values())
+
+
 def dispatch_experts(model: Any, function: Callable[[int], ExpertsFunction]) -> None:
     """Let layer `l` of the model compute its experts with `function(l)`."""
     for layer, (_, module) in family.experts_modules(model).items():

@@ -36,7 +36,7 @@ _READABLE = "fp8"
 
 @dataclass(frozen=True, slots=True)
 class _Names:
-    """How a family publishes its head: the beginning of its tensors' names, and what the other modules' names become."""
+    """How a family publishes its head: the beginning of its tensors' names, and what the rest becomes."""
 
     prefix: str
     renamed: tuple[tuple[str, str], ...]
@@ -146,8 +146,8 @@ class MtpHead:
         return family.new_cache(self._block.config)
 
     def read(self, states: torch.Tensor, tokens: list[int], position: int, cache: Any) -> torch.Tensor:
-        """The head's states [1, T, H] for `states` [1, T, H] of the model, or of the head's pass before, from `position`
-        on, and the `tokens` [T] that follow them. The cache gains T rows."""
+        """The head's states [1, T, H] for `states` [1, T, H] from `position` on, of the model or of the head's pass
+        before, and the `tokens` [T] that follow them. The cache gains T rows."""
         outputs = []
         for at in range(0, len(tokens), _ROWS):
             some = tokens[at : at + _ROWS]

@@ -8,11 +8,15 @@ from typing import Protocol
 
 import torch
 
+from checkpoint.mtp_head import MtpHead
+from main_node.drafter import Drafter
+from main_node.mtp_drafts import MtpDrafts
 from scheduler.drafts.length import MOST_DRAFTS, DraftLength, DraftLengths, Planned
 from scheduler.drafts.table import DraftTable
 from wire import runtime
 from wire.messages import Draft
 
+SHADOW, PROMPT, MTP = "shadow", "prompt", "mtp"
 NGRAM = 3
 """Tokens at the answer's end that drafts from the prompt begin with, at most."""
 
@@ -20,28 +24,15 @@ NGRAM = 3
 @dataclass(frozen=True, slots=True)
 class DraftSource:
     """How drafts come about. `draft`: how many a block verifies, see `DraftLengths`. `late`: the shadow departs late.
-    `prompt`: they come from the prompt and the answer so far, by Transformers' prompt lookup; else from the shadow."""
+    `origin`: the `shadow`, the `prompt` and the answer so far, by Transformers' prompt lookup, or the model's `mtp`
+    head."""
 
     draft: int | str
     late: bool = False
-    prompt: bool = False
+    origin: str = SHADOW
 
 
-class _Drafter(Protocol):
-    """Where the drafts of one request come from."""
-
-    def offer(self, draft: Draft) -> None:
-        """The shadow has drafted a token."""
-
-    def on_decoded(self, tokens: Sequence[int]) -> bool | None:
-        """The answer goes on with these tokens. Whether the last of them had been drafted rightly; None: it had not
-        been drafted."""
-
-    def following(self, most: int) -> tuple[int, ...]:
-        """Drafts of the tokens after the last one."""
-
-
-class _ShadowDrafts:
+class _ShadowDrafts(Drafter):
     """What the shadow has sent. Its messages come on another thread than the answer's."""
 
     def __init__(self) -> None:
@@ -61,7 +52,7 @@ class _ShadowDrafts:
             return self._table.following()[:most]
 
 
-class _PromptDrafts:
+class _PromptDrafts(Drafter):
     """The tokens that followed when the last few occurred before."""
 
     def __init__(self, prompt: Sequence[int], room: int) -> None:
@@ -69,9 +60,6 @@ class _PromptDrafts:
         self._tokens[0, : len(prompt)] = torch.tensor(prompt)
         self._count = len(prompt)
         self._last: tuple[int, ...] = ()
-
-    def offer(self, draft: Draft) -> None:
-        pass
 
     def on_decoded(self, tokens: Sequence[int]) -> bool | None:
         drafts, self._last = self._last[: len(tokens)], ()
@@ -95,7 +83,7 @@ class _PromptDrafts:
 class Drafts:
     """Of one request. Thread-safe. `lengths_lock`: of `Drafting`, since requests share what their lengths depend on."""
 
-    def __init__(self, drafter: _Drafter, length: DraftLength, lengths_lock: runtime.Lock) -> None:
+    def __init__(self, drafter: Drafter, length: DraftLength, lengths_lock: runtime.Lock) -> None:
         self._drafter, self._length, self._lock = drafter, length, lengths_lock
         self._rows = 1
         """Of the block under way."""
@@ -104,6 +92,15 @@ class Drafts:
     def plan(self) -> Planned:
         """See `DraftLength`. With the lock held."""
         return self._length.plan
+
+    @property
+    def nbytes(self) -> int:
+        """See `Drafter`."""
+        return self._drafter.nbytes
+
+    def on_read(self, position: int, states: Sequence[torch.Tensor], gained: tuple[int, ...]) -> None:
+        """See `Drafter`."""
+        self._drafter.on_read(position, states, gained)
 
     def offer(self, draft: Draft) -> None:
         """The shadow has drafted a token."""
@@ -116,7 +113,9 @@ class Drafts:
             right, rows, self._rows = self._drafter.on_decoded(tokens), self._rows, 1
             if right is not None and len(tokens) == rows:  # it was in no block
                 self._length.on_foretold(right)
-            return self._length.drafts(), right
+            wanted = self._length.drafts()
+        self._drafter.on_wanted(wanted)
+        return wanted, right
 
     def take(self, most: int) -> tuple[int, ...]:
         """Drafts for the next block, which may have `most` rows."""
@@ -140,11 +139,13 @@ class Draftable(Protocol):
 class Drafting:
     """Of a main node: makes the drafts of each request. `source`: None where nothing is drafted. Raises ConfigError."""
 
-    def __init__(self, source: DraftSource | None, experts: int = 1, top_k: int = 1) -> None:
-        """`experts`, `top_k`: of a layer."""
+    def __init__(
+        self, source: DraftSource | None, experts: int = 1, top_k: int = 1, head: MtpHead | None = None
+    ) -> None:
+        """`experts`, `top_k`: of a layer. `head`: where drafts come from it."""
         self._is_on = source is not None
-        self._prompt = source is not None and source.prompt
-        draft, late = (source.draft, source.late) if source else (0, False)
+        self._origin, self._head = source.origin if source else SHADOW, head
+        draft, late = (source.draft, source.late or head is not None) if source else (0, False)
         self._lengths = DraftLengths(draft, late, experts, top_k)
         self._lock = runtime.Lock()
 
@@ -152,8 +153,13 @@ class Drafting:
         """Of a new request; None where nothing is drafted. `room`: the most tokens of the answer."""
         if not self._is_on:
             return None
-        drafter = _PromptDrafts(prompt, room) if self._prompt else _ShadowDrafts()
-        return Drafts(drafter, self._lengths.make_length(), self._lock)
+        length = self._lengths.make_length()
+        return Drafts(self._drafter(prompt, room, length.drafts()), length, self._lock)
+
+    def _drafter(self, prompt: Sequence[int], room: int, wanted: int) -> Drafter:
+        if self._head is not None:
+            return MtpDrafts(self._head, prompt, wanted)
+        return _PromptDrafts(prompt, room) if self._origin == PROMPT else _ShadowDrafts()
 
     def on_step_ended(self, requests: Iterable[Draftable], rows: int, seconds: float, decoding: bool) -> None:
         """A step of these requests has ended; `rows`: of all its passes. `decoding`: it read no prompt."""

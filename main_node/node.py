@@ -5,21 +5,20 @@ from __future__ import annotations
 import contextlib
 import itertools
 from collections.abc import Callable, Generator, Iterator
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import torch
 
 from checkpoint import family, kv
-from checkpoint.dense import dispatch_experts, load_dense
+from checkpoint.dense import dispatch_experts, held_bytes, load_dense
 from checkpoint.devices.names import accelerator_name
 from checkpoint.devices.transfer import to_host, token_ids
 from checkpoint.generation.own_path import OwnPath
 from checkpoint.generation.rotary import Rotary
 from checkpoint.linear_batch import at_once, batch_linear
+from checkpoint.mtp_head import MtpHead
 from checkpoint.native.encoded_linear import use_fast_kernel
-from checkpoint.row_caches import seen_at
 from checkpoint.store import ExpertStore
 from main_node.admission import Admission, Sharing
 from main_node.answer import Answer, Step, TokenLoops, step_of
@@ -27,7 +26,8 @@ from main_node.block import Block, row_experts
 from main_node.choosing.chooser import Chooser, Ends, check_settings
 from main_node.choosing.prompt_scores import OutputLayer, PromptScores
 from main_node.chunks import Chunks
-from main_node.drafting import Drafting
+from main_node.current import Current
+from main_node.drafting import MTP, Drafting
 from main_node.engine.engine import Engine
 from main_node.engine.experts import RemoteExperts
 from main_node.engine.gate_watch import GateWatch, PassMemory, needs_watch
@@ -49,18 +49,6 @@ from wire.machine import processor_name
 
 LAST_PREDICTIONS_S = 10.0
 """Longest wait for an answer's last predictions, so that recall counts them."""
-
-
-@dataclass(slots=True)
-class _Current:
-    """The pass that runs on the model's thread just now."""
-
-    visit: t.Visit
-    cache: Any
-    in_block: bool
-    scores: PromptScores | None
-    whole: int = 0
-    """Tokens of which it reads a chunk, with those before; 0: it reads no chunk."""
 
 
 class MainNode:
@@ -99,9 +87,13 @@ class MainNode:
         self._batched = sharing.batch_dense
         if sharing.batch_dense or drafts is not None:
             batch_linear(self.model)
-        self.drafting = Drafting(drafts, self.shape.experts, self.shape.top_k)
+        self._head: MtpHead | None = None
+        if drafts is not None and drafts.origin == MTP:
+            self._head = MtpHead(store, self.model, computing.dtype)
+            self.model.base_model.register_forward_hook(self._keep_states)
+        self.drafting = Drafting(drafts, self.shape.experts, self.shape.top_k, self._head)
         self.admission = Admission(sharing, lambda: engine.deadlines.waited_s)
-        self._current: _Current | None = None
+        self._current: Current | None = None
         self._loops = TokenLoops()
         self._cache_bytes_max = 0
         self._noting = runtime.Lock()
@@ -127,11 +119,16 @@ class MainNode:
         """The KV cache of the request whose pass is under way, None between passes."""
         return self._current.cache if self._current is not None else None
 
+    def _keep_states(self, module: Any, inputs: Any, output: Any) -> None:
+        """Rows of a block and chunks of a prompt end in their order."""
+        if self._current is not None:
+            self._current.states.append(output.last_hidden_state)
+
     def _scores(self) -> PromptScores | None:
         """Of the request whose pass is under way, where log-probabilities of its prompt are wanted."""
         return self._current.scores if self._current is not None else None
 
-    def _enter(self, current: _Current, memory: PassMemory | None) -> None:
+    def _enter(self, current: Current, memory: PassMemory | None) -> None:
         """A pass begins or goes on on this thread."""
         self._current = current
         self._rotary.tokens = current.whole
@@ -292,19 +289,10 @@ class MainNode:
         if request.drafts is not None:
             drafts = self.engine.pace.next_pass(number, partial(request.drafts.take, most))
         if self._own_path.asks:
-            drafts = self._up_to_reading_again(request, drafts)
+            drafts = self._own_path.until_again(tokens, drafts, sequence.cache)
         found = self._read(request, [sequence.tokens[-1], *drafts], position, prefill=False)
         request.drafted += len(drafts)
         return found
-
-    def _up_to_reading_again(self, request: Request, drafts: tuple[int, ...]) -> tuple[int, ...]:
-        """Drafts that a pass may verify before all tokens are read again."""
-        tokens, cache = [*request.sequence.prompt, *request.sequence.tokens], request.sequence.cache
-        for number, draft in enumerate(drafts):
-            tokens.append(draft)
-            if self._own_path.reads_again(tokens, 1, seen_at(cache, len(tokens) - 1)):
-                return drafts[:number]
-        return drafts
 
     def _read_prompt(self, request: Request) -> tuple[int, ...]:
         """All of it, or what is not kept of it. Returns the next token."""
@@ -342,7 +330,7 @@ class MainNode:
         most, size = len(tokens), 0
         if reading is not None:
             size, most = reading.block, min(most, self.kept.most_tokens(request, reading))
-        current = _Current(visit, request.sequence.cache, in_block, request.unread_scores)
+        current = Current(visit, request.sequence.cache, in_block, request.unread_scores)
 
         def enter(one: t.Pass) -> None:
             nonlocal memory
@@ -354,10 +342,15 @@ class MainNode:
 
         def forward(one: t.Pass) -> tuple[int, ...]:
             if in_block:
-                return self._forward_block(request, tokens, visit)
-            if 0 < size < one.tokens:
-                return self._forward_chunks(request, tokens[: one.tokens], visit, size, one.tokens == len(tokens))
-            return self._forward(request, tokens[: one.tokens], last=one.tokens == len(tokens))
+                gained = self._forward_block(request, tokens, visit)
+            elif 0 < size < one.tokens:
+                gained = self._forward_chunks(request, tokens[: one.tokens], visit, size, one.tokens == len(tokens))
+            else:
+                gained = self._forward(request, tokens[: one.tokens], last=one.tokens == len(tokens))
+            drafts = request.drafts
+            if drafts is not None and self._head is not None:
+                drafts.on_read(position, current.states[: len(gained)] if in_block else current.states, gained)
+            return gained
 
         return PassJob(request, position, most, prefill, forward, enter)
 
@@ -464,7 +457,9 @@ class MainNode:
     def _note_cache_bytes(self, beside: int = 0) -> None:
         """The caches of open requests take most when one of these ends, or at the end of a block, which keeps bytes
         `beside` them."""
-        held = beside + sum(request.sequence.cache_bytes() for request in self.admission.requests()) + self.kept.nbytes
+        held = beside + self.kept.nbytes
+        for request in self.admission.requests():
+            held += request.sequence.cache_bytes() + ((drafts := request.drafts) is not None and drafts.nbytes)
         with self._noting:
             self._cache_bytes_max = max(self._cache_bytes_max, held)
 
@@ -476,15 +471,14 @@ class MainNode:
 
     @property
     def _predictor_bytes(self) -> int:
-        return self.experts.watch.nbytes if self.experts.watch is not None else 0
+        """Of what predicts experts, and of the head that drafts tokens."""
+        of_head = held_bytes(self._head.modules) if self._head is not None else 0
+        return of_head + (self.experts.watch.nbytes if self.experts.watch is not None else 0)
 
     @property
     def weight_bytes(self) -> int:
-        """Bytes of weights and buffers. Tied ones count once."""
-        tensors: dict[int, torch.Tensor] = {}
-        for tensor in itertools.chain(self.model.parameters(), self.model.buffers()):
-            tensors[tensor.untyped_storage().data_ptr()] = tensor
-        return sum(tensor.untyped_storage().nbytes() for tensor in tensors.values())
+        """Bytes of the model's weights and buffers."""
+        return held_bytes(self.model)
 
     def close(self) -> None:
         self._loops.close()

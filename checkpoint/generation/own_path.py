@@ -14,6 +14,7 @@ import torch
 from transformers import GenerationMixin
 
 from checkpoint.devices.transfer import token_ids
+from checkpoint.row_caches import seen_at
 
 _ASKED = "prepare_inputs_for_generation"
 _PROVED = {
@@ -72,6 +73,15 @@ class OwnPath:
         if not followed and not self.unfollowed:
             self.unfollowed = [f"{self._own} of Transformers"]
         return followed and not kept
+
+    def until_again(self, tokens: Sequence[int], more: tuple[int, ...], cache: Any) -> tuple[int, ...]:
+        """Of `more`, read one by one after `tokens`, those before which nothing is read again. `cache`: of `tokens` but
+        the last."""
+        for count in range(len(more)):
+            read = [*tokens, *more[: count + 1]]
+            if self.reads_again(read, 1, seen_at(cache, len(read) - 1)):
+                return more[:count]
+        return more
 
 
 def _own_methods(cls: type) -> dict[str, str]:

@@ -196,7 +196,7 @@ def make_main(settings: Settings, store: ExpertStore, engine: Engine, shadow: Sh
     drafts = None
     if settings.has_drafts:
         late = settings.system_config.departure == LATE
-        drafts = DraftSource(settings.draft, late, prompt=settings.draft_from == "prompt")
+        drafts = DraftSource(settings.draft, late, settings.draft_from)
     engine.prediction_trial.weighs = _weighs_predictions(settings, engine)
     return MainNode(
         store,

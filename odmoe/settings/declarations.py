@@ -256,8 +256,8 @@ class Declarations(MemorySettings):
     )
     draft_from: str = one_of(
         "shadow",
-        ("shadow", "prompt", "none"),
-        "Where drafts come from; none: nowhere",
+        ("shadow", "prompt", "mtp", "none"),
+        "Where drafts come from: the shadow, the prompt, the model's own MTP head, or nowhere",
         heading="Prediction",
         fixed="running",
     )

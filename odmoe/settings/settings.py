@@ -139,12 +139,12 @@ class Settings(Declarations):
         if self.draft_from == "shadow" and not self.has_shadow:
             raise ConfigError(
                 f"{named('draft')} is {self.draft}, and there is no shadow to draft; give {named('draft_from')} "
-                f"prompt, or {named('draft')} 0"
+                f"prompt, mtp if the model has such a head, or {named('draft')} 0"
             )
-        if self.draft_from == "prompt" and self.has_shadow:
+        if self.draft_from in ("prompt", "mtp") and self.has_shadow:
             raise ConfigError(
-                f"{named('draft_from')} is 'prompt' with a shadow, which predicts for its own tokens only; give "
-                f"{named('shadow')} none, or {named('draft_from')} shadow"
+                f"{named('draft_from')} is {self.draft_from!r} with a shadow, which predicts for its own tokens only; "
+                f"give {named('shadow')} none, or {named('draft_from')} shadow"
             )
         if self.draft_from == "shadow" and self.align_token != 1:
             raise ConfigError(

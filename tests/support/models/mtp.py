@@ -21,6 +21,9 @@ PUBLISHED = {
 }
 """The beginning of the names, what follows in those of the layer, and the names of the other modules."""
 
+LITTLE = 0.003
+"""Of what a layer would add."""
+
 
 @dataclass(frozen=True)
 class WithHead:
@@ -63,7 +66,7 @@ class WithHead:
 
 def publish(family: str, path: Path, right: bool = False) -> WithHead:
     """A checkpoint with random weights. `right`: the model's layers add little to what they read, and the head sees the
-    next token alone, so that most of its drafts are right."""
+    next token, so that many of its drafts are right."""
     config = families.configuration(family)
     count = config.num_hidden_layers
     config.num_hidden_layers = count + 1
@@ -75,20 +78,15 @@ def publish(family: str, path: Path, right: bool = False) -> WithHead:
     width, norm = config.hidden_size, type(model.base_model.norm)
     head = torch.nn.ModuleList([norm(width), norm(width), torch.nn.Linear(2 * width, width, bias=False), norm(width)])
     randomise(head, seed=1)
-    with torch.no_grad():
-        if right:
-            for name, value in model.named_parameters():
-                if name.endswith(("o_proj.weight", "down_proj.weight", "down_proj", "out_proj.weight")):
-                    value.mul_(0.02)
-            head[2].weight.copy_(torch.cat([torch.eye(width), torch.zeros(width, width)], dim=1))
-            for own, theirs in ((head[0], None), (head[3], model.base_model.norm)):
-                own.weight.copy_(theirs.weight if theirs is not None else torch.zeros(width) if family == "qwen3_next" else torch.ones(width))
+    if right:
+        _make_right(model, head)
     model.save_pretrained(path)
     file = path / "model.safetensors"
     weights, last = load_file(file), f"model.layers.{count}."
     prefix, layer, *names = PUBLISHED[family]
     prefix = prefix.format(count)
-    moved = {f"{prefix}{layer}{name[len(last) :]}": weights.pop(name) for name in list(weights) if name.startswith(last)}
+    ours = [name for name in weights if name.startswith(last)]
+    moved = {f"{prefix}{layer}{name.removeprefix(last)}": weights.pop(name) for name in ours}
     named = {f"{prefix}{name}.weight": one.weight.detach().contiguous() for name, one in zip(names, head, strict=True)}
     save_file(weights | moved | named, file, metadata={"format": "pt"})
     fields = json.loads((path / "config.json").read_text())
@@ -97,3 +95,15 @@ def publish(family: str, path: Path, right: bool = False) -> WithHead:
         fields["layer_types"] = fields["layer_types"][:count]
     (path / "config.json").write_text(json.dumps(fields))
     return WithHead(path, model.eval(), list(head), family == "qwen3_next")
+
+
+@torch.no_grad()
+def _make_right(model: Any, head: torch.nn.ModuleList) -> None:
+    enorm, _, eh_proj, norm = head
+    for name, value in model.named_parameters():
+        if name.endswith(("o_proj.weight", "out_proj.weight", "down_proj.weight", "down_proj")):
+            value.mul_(LITTLE)
+    width = eh_proj.out_features
+    eh_proj.weight.copy_(torch.cat([torch.eye(width), LITTLE * eh_proj.weight[:, width:]], dim=1))
+    enorm.weight.copy_(type(enorm)(width).weight)  # neutral
+    norm.weight.copy_(model.base_model.norm.weight)

@@ -33,6 +33,7 @@ class _Scripted(Drafts):
     """Of one request."""
 
     plan = Planned()
+    nbytes = 0
 
     def __init__(self, script: ScriptedDrafts, answer: Sequence[int]) -> None:
         self._script, self._answer = script, answer

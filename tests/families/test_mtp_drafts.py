@@ -1,0 +1,104 @@
+"""Drafts of a model's own multi-token-prediction head: they are those of the paper's equations, read again from the
+start for every block, and the answers are Transformers' without drafts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+
+from checkpoint.sharding.source import open_source
+from main_node.drafting import Drafts
+from odmoe.clusters.embedded import EmbeddedCluster
+from odmoe.settings.settings import Settings
+from support.cases import slow_except
+from support.models import families, mtp
+from support.models.published import aligned
+from support.models.store_making import shard
+from support.nodes.engine_world import becomes_idle
+from support.nodes.exact import answer_of, answers, answers_together
+
+PROMPT = [5, 17, 3, 88, 41, 9, 9, 60, 2, 71, 33, 12]
+OTHER = [7, 7, 30, 90, 4, 61, 18]
+TOKENS, DRAFTS = 16, 3
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Any]:
+    """family -> a checkpoint with a head, its store, and Transformers' model without the head."""
+
+    @cache
+    def make(family: str, publish: Any = None) -> Any:
+        path = tmp_path_factory.mktemp(family)
+        head = mtp.publish(family, path / "model", right=True)
+        store = shard(open_source(head.path), path / "store")
+        auto = families.auto_class(family)
+        return head, store, aligned(auto.from_pretrained(head.path, experts_implementation="eager").eval())
+
+    return make
+
+
+@pytest.fixture
+def taken(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
+    """The drafts of each block."""
+    found: list[tuple[int, ...]] = []
+    take = Drafts.take
+
+    def spy(drafts: Drafts, most: int) -> tuple[int, ...]:
+        found.append(take(drafts, most))
+        return found[-1]
+
+    monkeypatch.setattr(Drafts, "take", spy)
+    return found
+
+
+def settings_of(family: str, **others: Any) -> Settings:
+    how = {"shadow": "none", "workers": 2, "threads": 1, "mini_batch": 4096, "draft": DRAFTS, "draft_from": "mtp"}
+    return Settings(model=family, **(how | others))
+
+
+@pytest.mark.parametrize("family", slow_except(["deepseek_v3"], mtp.PUBLISHED))
+def test_drafts_follow_the_paper(family: str, made: Any, taken: list[tuple[int, ...]]) -> None:
+    head, store, model = made(family)
+    tokens, logits = answer_of(model, PROMPT, TOKENS)
+    cluster = EmbeddedCluster(settings_of(family), store)
+    try:
+        report, found = answers(cluster, PROMPT, TOKENS)
+        assert becomes_idle(cluster.main.engine)
+    finally:
+        cluster.close()
+    assert report.token_ids == tokens
+    assert all(torch.equal(mine.flatten(), one) for mine, one in zip(found, logits, strict=True))
+    assert 0 < report.accepted < report.drafted
+    known, right = 1, 0
+    for drafts in taken:
+        wanted = head.drafts([*PROMPT, *tokens[:known]], len(drafts))
+        assert list(drafts) == wanted
+        block = 0
+        while block < len(drafts) and drafts[block] == tokens[known + block]:
+            block += 1
+        known, right = known + 1 + block, right + block
+    assert (known, right) == (TOKENS, report.accepted)
+    inner = head.longer.base_model
+    own = torch.nn.ModuleList([*head.modules, inner.layers[-1], inner.rotary_emb])
+    held = sum(value.nbytes for value in (*own.parameters(), *own.buffers()))
+    assert report.memory_shares["predictor"] == held
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("others", [{"batch_dense": True}, {"prefill_chunk": 4}, {"kv_memory": 1 << 20}], ids=str)
+def test_drafts_beside_others(others: dict[str, Any], made: Any) -> None:
+    """Requests that share steps, prompts in chunks, and prompts that were kept: the head reads what there is."""
+    _, store, model = made("deepseek_v3")
+    expected = [answer_of(model, prompt, TOKENS)[0] for prompt in (PROMPT, OTHER)]
+    cluster = EmbeddedCluster(settings_of("deepseek_v3", parallel=2, **others), store)
+    try:
+        for _ in range(2):
+            got = answers_together(cluster.main, [PROMPT, OTHER], [TOKENS, TOKENS])
+            assert [one.tokens for one in got] == expected
+            assert all(one.report.accepted for one in got)
+    finally:
+        cluster.close()
