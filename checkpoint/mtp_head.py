@@ -10,7 +10,9 @@ head's tensors out when it loads a model; a store's dense part has them under th
 from __future__ import annotations
 
 import json
+import math
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,7 +33,7 @@ _ROWS = 512
 """Of a prompt that the head reads at once: its attention is of so many rows by all before."""
 _BLOCK = "model.layers.0."
 _READABLE = "fp8"
-"""The published format whose tensors Transformers dequantises wherever they are in a model."""
+"""The published format of which nothing but the tensors themselves says which are quantised."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,39 +75,52 @@ _ONE_LAYER: dict[str, Any] = {
 }
 
 
-def check_head(store: ExpertStore) -> None:
-    """Raises ConfigError where a store has no head that can be read. Reads the dense part's index alone."""
-    _tensors_of(store)
-
-
-def _tensors_of(store: ExpertStore) -> dict[str, tuple[str, Path]]:
-    """Our name of each tensor of the head -> its name, its file. Raises ConfigError."""
-    fields, label = store.manifest.config, f"the store at {store.path}"
-    names = _FAMILIES.get(str(fields.get("model_type")))
-    if names is None:
+def find_head(fields: dict[str, Any], names: Iterable[str], label: str) -> dict[str, str]:
+    """Our name of each tensor of the head -> its name. `fields`: config.json; `names`: of all tensors; `label`: where
+    they are, in words. Raises ConfigError where there is no head that can be read."""
+    asked, instead = "drafts are to come from the model's own MTP head", "give --draft-from prompt or shadow"
+    family, known = str(fields.get("model_type")), _FAMILIES.get(str(fields.get("model_type")))
+    if known is None:
         raise ConfigError(
-            f"drafts are to come from the multi-token-prediction head, and {label} is of a {fields.get('model_type')}, "
-            f"of which none is known (known: {', '.join(_FAMILIES)}); give --draft-from prompt or shadow"
+            f"{asked}, and {label} is of model_type {family!r}, of which none can be read; those of "
+            f"{', '.join(_FAMILIES)} can: {instead}"
         )
-    published = published_format(fields, store.path)
+    published = published_format(fields, Path(label))
     if published is not None and published.name != _READABLE:
-        raise ConfigError(
-            f"drafts are to come from the multi-token-prediction head, and that of {label} was published in "
-            f"{published.name}, which is not read; give --draft-from prompt or shadow"
-        )
-    prefix = re.compile(names.prefix.format(layers=fields.get("num_hidden_layers")))
-    found: dict[str, tuple[str, Path]] = {}
-    for name, file in _weight_map(store.dense).items():
-        if begun := prefix.match(name):
-            rest = name[begun.end() :]
-            if not rest.startswith(_SHARED):
-                found[_renamed(names, rest)] = name, store.dense / file
+        raise ConfigError(f"{asked}, and that of {label} is quantised ({published.name}), which is not read; {instead}")
+    prefix = re.compile(known.prefix.format(layers=fields.get("num_hidden_layers")))
+    behind = [(name, name[begun.end() :]) for name in names if (begun := prefix.match(name))]
+    found = {_renamed(known, rest): name for name, rest in behind if not rest.startswith(_SHARED)}
     if "eh_proj.weight" not in found:
         raise ConfigError(
-            f"drafts are to come from the multi-token-prediction head, and {label} has none: the checkpoint that it "
-            "was made of has no such tensors, or was converted without them. Shard one that has them (odmoe shard "
-            "MODEL OTHER-STORE), or give --draft-from prompt or shadow"
+            f"{asked}, and {label} has none: there are no tensors of it beside the {fields.get('num_hidden_layers')} "
+            f"layers. Shard a checkpoint that has them (odmoe shard MODEL OTHER-STORE), or {instead}"
         )
+    return found
+
+
+def find_in_store(store: ExpertStore) -> dict[str, tuple[str, Path]]:
+    """Our name of each tensor of the head -> its name, its file. Reads the dense part's index alone. Raises ConfigError
+    where there is no head that can be read."""
+    files = _weight_map(store.dense)
+    found = find_head(store.manifest.config, files, f"the store at {store.path}")
+    return {ours: (name, store.dense / files[name]) for ours, name in found.items()}
+
+
+def head_bytes(store: ExpertStore) -> int:
+    """Of the head's weights when it is loaded. Reads headers alone. Raises ConfigError where there is no head."""
+    found = 0
+    for file, names in _by_file(find_in_store(store)).items():
+        with safe_open(file, framework="pt") as opened:
+            found += sum(math.prod(opened.get_slice(name).get_shape()) for name in names if "scale" not in name)
+    return found * family.parse_dtype(store.manifest.dtype).itemsize
+
+
+def _by_file(places: dict[str, tuple[str, Path]]) -> dict[Path, dict[str, str]]:
+    """File -> name of each tensor in it -> our name."""
+    found: dict[Path, dict[str, str]] = {}
+    for ours, (name, file) in places.items():
+        found.setdefault(file, {})[name] = ours
     return found
 
 
@@ -129,7 +144,7 @@ class MtpHead:
 
     def __init__(self, store: ExpertStore, model: Any, dtype: torch.dtype) -> None:
         """Raises ConfigError, CorruptStoreError."""
-        places = _tensors_of(store)
+        places = find_in_store(store)
         self._passes_normed = _FAMILIES[store.manifest.config["model_type"]].passes_normed
         self._block = _load(store, places, dtype).to(model.device)
         self._embedding, self._output = model.get_input_embeddings(), model.get_output_embeddings()
@@ -177,8 +192,9 @@ def _load(store: ExpertStore, places: dict[str, tuple[str, Path]], dtype: torch.
     modules beside it. Raises CorruptStoreError."""
     fields = store.manifest.config
     config = family.config_from_dict(fields | _ONE_LAYER)
-    if published_format(fields, store.path) is not None:
-        config.quantization_config = fields["quantization_config"] | {"dequantize": True}
+    if (published := published_format(fields, store.path)) is not None:
+        published.quantizer(None)  # registers it with Transformers
+        config.quantization_config = published.loading_settings()
     cls: Any = family.model_class(config)
 
     def __init__(self: Any, config: Any, *args: Any, **kwargs: Any) -> None:
@@ -213,7 +229,7 @@ def _load(store: ExpertStore, places: dict[str, tuple[str, Path]], dtype: torch.
 
 def _read_tensors(places: dict[str, tuple[str, Path]]) -> dict[str, torch.Tensor]:
     found = {}
-    for file in {file for _, file in places.values()}:
+    for file, names in _by_file(places).items():
         with safe_open(file, framework="pt") as opened:
-            found |= {ours: opened.get_tensor(name) for ours, (name, where) in places.items() if where == file}
+            found |= {ours: opened.get_tensor(name) for name, ours in names.items()}
     return found

@@ -88,6 +88,9 @@ class ModelSize:
     """Bytes that the dense part takes less on the main node because its linear layers are kept in few bits."""
     restoring_scratch: int = 0
     """Bytes of working memory of a worker that restores experts before it computes them; 0 elsewhere."""
+    head: int = 0
+    """Of the model's own multi-token-prediction layer, with its experts, which the weights may have. It is part of
+    nothing else: only `--draft-from mtp` loads it."""
 
     @property
     def dense_bytes(self) -> int:

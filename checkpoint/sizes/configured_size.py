@@ -108,7 +108,28 @@ def _size(
         cache=cache(context),
         context=context,
         context_max=longest,
+        head=_head(fields, layers, hidden),
     )
+
+
+def _head(fields: _Fields, layers: _Layers, hidden: int) -> int:
+    """A layer with experts, and what joins a state with the next token's embedding (DeepSeek-V3 report, 2.2)."""
+    if not has_head(fields.any("model_type"), fields.any("num_nextn_predict_layers")):
+        return 0
+    attention, experts = layers.attention.linear + layers.attention.other, layers.experts * layers.expert
+    return attention + layers.moe_linear + layers.moe_other + experts + head_beside(hidden)
+
+
+def has_head(model_type: object, count: object) -> bool:
+    """Whether a model's weights may have a multi-token-prediction layer that can be read (`checkpoint.mtp_head`).
+    `count`: `num_nextn_predict_layers`; None, 1 as for Transformers. What is published without says 1, too."""
+    named = isinstance(count, int) and count > 0
+    return model_type in ("deepseek_v3", "glm4_moe") and (count is None or named)
+
+
+def head_beside(hidden: int) -> int:
+    """Elements of norms and of the projection of such a layer, beside its attention and its experts."""
+    return (2 + 3) * hidden + 2 * hidden * hidden
 
 
 # --- families ---------------------------------------------------------------------------------------------------

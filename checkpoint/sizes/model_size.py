@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from checkpoint import family, kv
+from checkpoint.sizes.configured_size import has_head, head_beside
 from scheduler.errors import UnsupportedFamilyError
 from scheduler.types import ModelSize
 
@@ -66,7 +67,16 @@ def count(config: PreTrainedConfig, dtype: torch.dtype, context: int, name: str 
         state=state // dtype.itemsize,
         context=context,
         context_max=shape.context,
+        head=_head(model, config),
     )
+
+
+def _head(model: Any, config: PreTrainedConfig) -> int:
+    """Of the model's multi-token-prediction layer, which is as its last one."""
+    if not has_head(config.model_type, getattr(config, "num_nextn_predict_layers", None)):
+        return 0
+    last = model.base_model.layers[-1]
+    return _elements(last.parameters()) + head_beside(config.hidden_size) - 2 * config.hidden_size
 
 
 def _no_arithmetic(module: Any, hidden: torch.Tensor, index: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:

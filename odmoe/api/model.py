@@ -173,11 +173,10 @@ def open_model(settings: Settings, terminal: Terminal) -> OpenedModel:
 
     check_devices(settings)
     with terminal.progress("opening the model") as progress:
-        from odmoe.clusters.configuration import check_fits, forms_needed
+        from odmoe.clusters.configuration import check_checkpoint, check_fits, forms_needed
         from odmoe.clusters.system_choice import with_system
         from odmoe.clusters.threads import with_threads
         from odmoe.stores import prepare_store
-        from odmoe.text import check_tokenizer
 
         needed = partial(forms_needed, settings)
         store = prepare_store(
@@ -186,7 +185,7 @@ def open_model(settings: Settings, terminal: Terminal) -> OpenedModel:
             settings.dtype,
             progress,
             needed,
-            check_tokenizer,
+            partial(check_checkpoint, settings),
             settings.experts,
             settings.dense,
         )

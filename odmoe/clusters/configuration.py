@@ -8,8 +8,11 @@ from pathlib import Path
 
 from checkpoint.forms import planned_form
 from checkpoint.hub import find_model
+from checkpoint.mtp_head import find_head, find_in_store
 from checkpoint.native.parameters import restoring_bytes
 from checkpoint.prediction.token_predictor import FILE
+from checkpoint.sharding.source import Source
+from checkpoint.sharding.weights import places
 from checkpoint.store import ExpertStore
 from main_node.shape import model_shape
 from odmoe.clusters.devices import check_devices
@@ -20,6 +23,7 @@ from odmoe.settings.declarations import CUDA
 from odmoe.settings.settings import Settings
 from odmoe.settings.units import AUTO_SLOTS, parse_memory
 from odmoe.terminal import count_text, megabytes
+from odmoe.text import check_tokenizer
 from scheduler.errors import CheckpointError, ConfigError, LaunchError
 from scheduler.policies.precision import FULL
 from scheduler.policies.registry import caches, forms_of, is_read, keeps_all, needs_host, residency_of
@@ -72,6 +76,13 @@ def configure(settings: Settings, store: ExpertStore) -> Configuration:
     return found
 
 
+def check_checkpoint(settings: Settings, source: Source) -> None:
+    """Check what a store would be made of in vain otherwise. Raises CheckpointError, ConfigError."""
+    check_tokenizer(source)
+    if settings.drafts_by_head:
+        find_head(source.config, places(source), f"the checkpoint at {source.path}")
+
+
 def check_fits(settings: Settings, store: ExpertStore) -> None:
     """Check what can be checked before any node starts. Raises ConfigError if there are too few slots, or a predictor
     has no weights."""
@@ -79,6 +90,8 @@ def check_fits(settings: Settings, store: ExpertStore) -> None:
     if settings.slots_given and int(settings.slots) > experts:
         raise ConfigError(f"--slots is {settings.slots}; allowed: 1 to {experts}, the experts of the model")
     check_devices(settings)
+    if settings.drafts_by_head:
+        find_in_store(store)
     settings = with_precision(settings, store)
     _check_slots(Configuration(core_config(settings, model_shape(store)), resources(settings, store), settings))
     if not settings.uses_existing_ray:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
 from collections.abc import Collection
@@ -12,6 +13,7 @@ from safetensors import safe_open
 from checkpoint.devices.names import AUTO, accelerator, accelerator_memory
 from checkpoint.encoded_dense import FILES
 from checkpoint.family import parse_dtype
+from checkpoint.mtp_head import find_in_store, head_bytes
 from checkpoint.native.parameters import restoring_bytes
 from checkpoint.store import ExpertStore
 from odmoe.clusters.configuration import resources, with_precision
@@ -20,6 +22,7 @@ from odmoe.settings.declarations import CUDA
 from odmoe.settings.settings import Settings
 from odmoe.settings.table import flag
 from odmoe.terminal import megabytes
+from scheduler.errors import ConfigError
 
 SPARE = 0.1
 """Of an accelerator's memory: left to KV caches and rows."""
@@ -47,6 +50,8 @@ def choose_devices(
         if role not in roles or device.type == "cpu" or (role == "shadow" and not settings.has_shadow):
             continue
         needed, held = role_bytes(store, role, settings.shadow), taken.get(device, 0)
+        if role == "main" and settings.drafts_by_head:
+            needed += head_bytes(store)
         if settings.device_of(role) == AUTO:
             chosen[f"{role}_device"] = str(device) if _fits(role, device, needed, held) else "cpu"
         if chosen.get(f"{role}_device") != "cpu":
@@ -70,11 +75,14 @@ def role_bytes(store: ExpertStore, role: str, scheme: str) -> int:
 
 
 def _dense_elements(store: ExpertStore) -> int:
-    """From the files' headers, without those that are encoded."""
-    found = 0
+    """From the files' headers, without those that are encoded, and without a head that drafts."""
+    found, unread = 0, set()
+    with contextlib.suppress(ConfigError):
+        unread = {name for name, _ in find_in_store(store).values()}
     for file in sorted(set(store.dense.glob("*.safetensors")) - set(store.dense.glob(FILES))):
         with safe_open(file, "pt") as opened:
-            found += sum(math.prod(opened.get_slice(name).get_shape()) for name in opened.keys())  # noqa: SIM118
+            names = [name for name in opened.keys() if name not in unread]  # noqa: SIM118
+            found += sum(math.prod(opened.get_slice(name).get_shape()) for name in names)
     return found
 
 

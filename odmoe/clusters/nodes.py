@@ -11,6 +11,7 @@ from checkpoint import kv
 from checkpoint.expert import ExpertArithmetic
 from checkpoint.family import config_from_dict, parse_dtype
 from checkpoint.kernels import linear_of
+from checkpoint.mtp_head import find_in_store
 from checkpoint.sizes.message_limits import message_limits
 from checkpoint.store import ExpertStore
 from main_node.admission import Sharing
@@ -178,7 +179,9 @@ def _weighs_predictions(settings: Settings, engine: Engine) -> bool:
 
 
 def make_main(settings: Settings, store: ExpertStore, engine: Engine, shadow: ShadowStart | None) -> MainNode:
-    """Raises ConfigError if --ctx-size exceeds the model's limit."""
+    """Raises ConfigError if --ctx-size exceeds the model's limit, or no head is there to draft."""
+    if settings.drafts_by_head:
+        find_in_store(store)
     device = device_of(settings, "main")
     dtype = parse_dtype(store.manifest.dtype)
     tokenizer = KeptTokenizer(store.dense)

@@ -229,6 +229,11 @@ class Settings(Declarations):
         return self.draft != 0 and self.draft_from != "none"
 
     @property
+    def drafts_by_head(self) -> bool:
+        """Whether the model's own multi-token-prediction head drafts them."""
+        return self.has_drafts and self.draft_from == "mtp"
+
+    @property
     def inexact(self) -> dict[str, str]:
         """The settings that change answers, by name."""
         return inexact(self.system_config) | ({} if self.kernel == "exact" else {"kernel": self.kernel})

@@ -12,7 +12,9 @@ import torch
 
 from checkpoint.sharding.source import open_source
 from main_node.drafting import Drafts
+from odmoe.clusters.device_choice import role_bytes
 from odmoe.clusters.embedded import EmbeddedCluster
+from odmoe.clusters.memory.budget import memory_budget
 from odmoe.settings.settings import Settings
 from support.cases import slow_except
 from support.models import families, mtp
@@ -56,8 +58,8 @@ def taken(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
 
 
 def settings_of(family: str, **others: Any) -> Settings:
-    how = {"shadow": "none", "workers": 2, "threads": 1, "mini_batch": 4096, "draft": DRAFTS, "draft_from": "mtp"}
-    return Settings(model=family, **(how | others))
+    how: dict[str, Any] = {"shadow": "none", "workers": 2, "threads": 1, "mini_batch": 4096}
+    return Settings(model=family, draft=DRAFTS, draft_from="mtp", **(how | others))
 
 
 @pytest.mark.parametrize("family", slow_except(["deepseek_v3"], mtp.PUBLISHED))
@@ -86,6 +88,9 @@ def test_drafts_follow_the_paper(family: str, made: Any, taken: list[tuple[int, 
     own = torch.nn.ModuleList([*head.modules, inner.layers[-1], inner.rotary_emb])
     held = sum(value.nbytes for value in (*own.parameters(), *own.buffers()))
     assert report.memory_shares["predictor"] == held
+    budget = memory_budget("100%", settings_of(family, ctx_size=len(PROMPT) + TOKENS, parallel=1), store, 0).shares
+    assert budget["predictor"] == pytest.approx(held, rel=0.001)
+    assert role_bytes(store, "main", "none") == pytest.approx(report.memory_shares["dense"], rel=0.02)
 
 
 @pytest.mark.slow

@@ -6,6 +6,7 @@ import json
 from dataclasses import dataclass
 
 from checkpoint.family import config_from_dict, parse_dtype
+from checkpoint.mtp_head import head_bytes
 from checkpoint.sizes.configured_size import configured_size
 from checkpoint.sizes.model_size import count
 from checkpoint.store import ExpertStore
@@ -50,23 +51,33 @@ class MemoryBudget:
 def memory_budget(memory: str, settings: Settings, store: ExpertStore, predictor_bytes: int) -> MemoryBudget:
     """Of `memory`, bytes or a share of the whole model: its dense weights, and all experts as the store keeps them.
 
-    `predictor_bytes`: of the weights of a predictor. KV caches have room for --parallel requests of --ctx-size tokens,
-    activations for a prompt as long as that. The page-locked copy of all experts from which --loader cuda copies is
-    host memory, as a store is: it is no share.
+    `predictor_bytes`: of the weights of a predictor of experts. KV caches have room for --parallel requests of
+    --ctx-size tokens, activations for a prompt as long as that. The page-locked copy of all experts from which --loader
+    cuda copies is host memory, as a store is: it is no share.
     """
     shape = model_shape(store)
     tokens = limited_context(shape.context, settings.ctx_size)
     size = _model_size(store, tokens)
     dense = size.dense * size.item_bytes - store.manifest.dense_saved
     total = parse_memory(memory, dense + store.manifest.expert_bytes)
+    kv = settings.parallel * size.cache * size.item_bytes
+    if settings.drafts_by_head:
+        predictor_bytes += head_bytes(store)
+        kv += kv // _attending_layers(store)
     shares = {
         "dense": dense,
-        "kv": settings.parallel * size.cache * size.item_bytes + settings.kept_bytes,
+        "kv": kv + settings.kept_bytes,
         "activations": _activation_bytes(settings, store, shape, tokens),
         "predictor": predictor_bytes,
         "shadow": _shadow_bytes(settings, store, size) if settings.has_shadow else 0,
     }
     return MemoryBudget(total, shares)
+
+
+def _attending_layers(store: ExpertStore) -> int:
+    """Of which the KV cache has rows."""
+    fields = store.manifest.config
+    return fields.get("layer_types", []).count("full_attention") or int(fields["num_hidden_layers"])
 
 
 def rows_travel(settings: Settings) -> bool:

@@ -104,6 +104,7 @@ CHANGES: list[dict[str, Any]] = [
     {"num_experts": 4},
     {"num_local_experts": 4},
     {"quantization_config": {"quant_method": "fp8"}},
+    {"num_nextn_predict_layers": 1},
     {"something_new": 3},
     {"dtype": ["bfloat16"]},
     {"rope_scaling": {"type": ["yarn"]}},

@@ -50,6 +50,11 @@ def test_parameters_are_those_of_the_model_card(
     assert one / 1e9 == pytest.approx(active, rel=tolerance)
 
 
+def test_the_head_has_the_size_that_is_published(known: dict[str, ModelSize]) -> None:
+    """11.5 billion parameters of its own (README_WEIGHTS.md of DeepSeek-V3)."""
+    assert {name: round(found.head / 1e9, 1) for name, found in known.items() if found.head} == {"deepseek-v3": 11.5}
+
+
 def test_a_configuration_alone_says_the_same(known: dict[str, ModelSize]) -> None:
     for name, found in known.items():
         assert configured_size(json.loads((CONFIGS / f"{name}.json").read_text()), None, 4096, "model") == found

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import copy
 import json
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from safetensors.torch import load_file, save_file
@@ -64,7 +65,7 @@ class WithHead:
         return found
 
 
-def publish(family: str, path: Path, right: bool = False) -> WithHead:
+def publish(family: str, path: Path, right: bool = False, save: Callable[[Any, Path], Any] | None = None) -> WithHead:
     """A checkpoint with random weights. `right`: the model's layers add little to what they read, and the head sees the
     next token, so that many of its drafts are right."""
     config = families.configuration(family)
@@ -80,7 +81,7 @@ def publish(family: str, path: Path, right: bool = False) -> WithHead:
     randomise(head, seed=1)
     if right:
         _make_right(model, head)
-    model.save_pretrained(path)
+    (save or type(model).save_pretrained)(model, path)
     file = path / "model.safetensors"
     weights, last = load_file(file), f"model.layers.{count}."
     prefix, layer, *names = PUBLISHED[family]
@@ -99,7 +100,7 @@ def publish(family: str, path: Path, right: bool = False) -> WithHead:
 
 @torch.no_grad()
 def _make_right(model: Any, head: torch.nn.ModuleList) -> None:
-    enorm, _, eh_proj, norm = head
+    enorm, _, eh_proj, norm = cast("tuple[Any, ...]", tuple(head))
     for name, value in model.named_parameters():
         if name.endswith(("o_proj.weight", "out_proj.weight", "down_proj.weight", "down_proj")):
             value.mul_(LITTLE)
