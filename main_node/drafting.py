@@ -154,11 +154,12 @@ class Drafting:
         if not self._is_on:
             return None
         length = self._lengths.make_length()
-        return Drafts(self._drafter(prompt, room, length.drafts()), length, self._lock)
+        return Drafts(self._drafter(prompt, room, length), length, self._lock)
 
-    def _drafter(self, prompt: Sequence[int], room: int, wanted: int) -> Drafter:
+    def _drafter(self, prompt: Sequence[int], room: int, length: DraftLength) -> Drafter:
         if self._head is not None:
-            return MtpDrafts(self._head, prompt, wanted)
+            with self._lock:
+                return MtpDrafts(self._head, prompt, length.drafts())
         return _PromptDrafts(prompt, room) if self._origin == PROMPT else _ShadowDrafts()
 
     def on_step_ended(self, requests: Iterable[Draftable], rows: int, seconds: float, decoding: bool) -> None:

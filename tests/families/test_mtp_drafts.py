@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -58,8 +59,8 @@ def taken(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
 
 
 def settings_of(family: str, **others: Any) -> Settings:
-    how: dict[str, Any] = {"shadow": "none", "workers": 2, "threads": 1, "mini_batch": 4096}
-    return Settings(model=family, draft=DRAFTS, draft_from="mtp", **(how | others))
+    how: dict[str, Any] = {"shadow": "none", "workers": 2, "threads": 1, "mini_batch": 4096, "draft": DRAFTS}
+    return Settings(model=family, draft_from="mtp", **(how | others))
 
 
 @pytest.mark.parametrize("family", slow_except(["deepseek_v3"], mtp.PUBLISHED))
@@ -94,7 +95,9 @@ def test_drafts_follow_the_paper(family: str, made: Any, taken: list[tuple[int, 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("others", [{"batch_dense": True}, {"prefill_chunk": 4}, {"kv_memory": 1 << 20}], ids=str)
+@pytest.mark.parametrize(
+    "others", [{"batch_dense": True}, {"prefill_chunk": 4}, {"kv_memory": 1 << 20}, {"draft": "auto"}], ids=str
+)
 def test_drafts_beside_others(others: dict[str, Any], made: Any) -> None:
     """Requests that share steps, prompts in chunks, and prompts that were kept: the head reads what there is."""
     _, store, model = made("deepseek_v3")
@@ -104,6 +107,26 @@ def test_drafts_beside_others(others: dict[str, Any], made: Any) -> None:
         for _ in range(2):
             got = answers_together(cluster.main, [PROMPT, OTHER], [TOKENS, TOKENS])
             assert [one.tokens for one in got] == expected
-            assert all(one.report.accepted for one in got)
+            assert all(one.report.accepted for one in got) or "draft" in others
     finally:
         cluster.close()
+
+
+@pytest.mark.slow
+def test_a_store_in_few_bits(made: Any, tmp_path: Path) -> None:
+    """The output layer, which the head shares, is restored in memory that others share, too."""
+    head, _, _ = made("deepseek_v3")
+    store = shard(open_source(head.path), tmp_path / "store", "bfloat16", experts="int8", dense="int8")
+    assert store.manifest.dense_weights
+    found = []
+    drafting = settings_of("deepseek_v3", parallel=2)
+    given = drafting.model_dump(exclude_unset=True)
+    for settings in (Settings(**{name: given[name] for name in given.keys() - {"draft", "draft_from"}}), drafting):
+        cluster = EmbeddedCluster(settings, store)
+        try:
+            found.append(answers_together(cluster.main, [PROMPT, OTHER], [TOKENS, TOKENS]))
+        finally:
+            cluster.close()
+    plain, drafted = found
+    assert [one.tokens for one in drafted] == [one.tokens for one in plain]
+    assert all(one.report.accepted for one in drafted)

@@ -33,12 +33,12 @@ def memory_text(setup: Setup) -> str:
     most = f"; {setup.hardware.slots(model)} fit" if given and setup.hardware.slots(model) > slots else ""
     least = "" if setup.policy.slots else ", the least,"
     over = f": {shares_text(setup)}" if setup.hardware.shadow_bytes else ""
+    more = f"; an MTP layer, if the weights have one, takes {megabytes(model.head * model.item_bytes)} more"
+    head = f"{more} (--draft-from mtp)" if model.head else ""
     rows = {
         "model": f"{model.name}: {model.layers} layers of {model.experts} experts, {model.top_k} a token, "
         f"{megabytes(model.expert_bytes)} each; {_many(model.dense + model.experts_all)} parameters",
-        "main node": f"{megabytes(needs['main'])}: dense weights, and the cache of {model.context} tokens"
-        + f"; {megabytes(model.head * model.item_bytes)} more with --draft-from mtp, if the weights have it"
-        * (model.head > 0),
+        "main node": f"{megabytes(needs['main'])}: dense weights, and the cache of {model.context} tokens{head}",
         "shadow": f"{megabytes(needs['shadow'])} ({setup.policy.shadow})" + over if needs["shadow"] else "none",
         "a worker": f"{megabytes(needs['worker'])}{of}: {_slots(slots)}{least} and room to compute{most}; "
         f"{megabytes(needs['store'])} of host memory or disk for all experts",
