@@ -87,7 +87,7 @@ def load_dense(
         model.get_parameter(name).data = model.get_parameter(name).data.to(kind)
     encoded.fill(model, dtype)
     if torch.device(device).type != "cpu":
-        model = _move_model(model, device)
+        model = move_model(model, device)
         _prepare_scratch(model, device)
         return model.eval()
     for value in itertools.chain(model.parameters(), model.buffers()):
@@ -110,8 +110,8 @@ def _prepare_scratch(model: Any, device: str | torch.device) -> None:
         ) from error
 
 
-def _move_model(model: Any, device: str | torch.device) -> Any:
-    """The model on an accelerator. Raises LaunchError."""
+def move_model(model: Any, device: str | torch.device) -> Any:
+    """The model, or a part of it, on an accelerator. Raises LaunchError."""
     try:
         return model.to(device)
     except torch.OutOfMemoryError as error:

@@ -18,15 +18,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 
 from checkpoint import family
+from checkpoint.dense import move_model
 from checkpoint.devices.transfer import token_ids
 from checkpoint.formats.published import published_format
-from checkpoint.formats.unreadable import first_line
+from checkpoint.formats.unreadable import first_line, is_out_of_memory
 from checkpoint.linear_batch import at_once
 from checkpoint.store import ExpertStore
-from scheduler.errors import ConfigError, CorruptStoreError
+from scheduler.errors import ConfigError, CorruptStoreError, DoesNotFitError
 
 _INDEX = "model.safetensors.index.json"
 _ROWS = 512
@@ -143,10 +144,10 @@ class MtpHead:
     """Of a `model` that is loaded, on its device."""
 
     def __init__(self, store: ExpertStore, model: Any, dtype: torch.dtype) -> None:
-        """Raises ConfigError, CorruptStoreError."""
+        """Raises ConfigError, CorruptStoreError, DoesNotFitError, LaunchError."""
         places = find_in_store(store)
         self._passes_normed = _FAMILIES[store.manifest.config["model_type"]].passes_normed
-        self._block = _load(store, places, dtype).to(model.device)
+        self._block = move_model(_load(store, places, dtype), model.device)
         self._embedding, self._output = model.get_input_embeddings(), model.get_output_embeddings()
         self._device = model.device
 
@@ -189,7 +190,7 @@ class MtpHead:
 
 def _load(store: ExpertStore, places: dict[str, tuple[str, Path]], dtype: torch.dtype) -> Any:
     """The family's model with one layer, the head's, without embedding, last norm and output head; the head's other
-    modules beside it. Raises CorruptStoreError."""
+    modules beside it. Raises CorruptStoreError, DoesNotFitError."""
     fields = store.manifest.config
     config = family.config_from_dict(fields | _ONE_LAYER)
     if (published := published_format(fields, store.path)) is not None:
@@ -213,7 +214,12 @@ def _load(store: ExpertStore, places: dict[str, tuple[str, Path]], dtype: torch.
             block, info = stripped.from_pretrained(
                 None, config=config, state_dict=_read_tensors(places), dtype=dtype, output_loading_info=True
             )
-    except (RuntimeError, ValueError, KeyError, OSError) as error:
+    except (SafetensorError, RuntimeError, ValueError, KeyError, OSError) as error:
+        if is_out_of_memory(error):
+            raise DoesNotFitError(
+                f"there is too little memory for the multi-token-prediction head in {store.dense} "
+                f"({first_line(error)}); give --draft 0, or use a larger machine"
+            ) from error
         raise CorruptStoreError(
             f"the multi-token-prediction head in {store.dense} cannot be read: {first_line(error)}"
         ) from error
@@ -223,12 +229,14 @@ def _load(store: ExpertStore, places: dict[str, tuple[str, Path]], dtype: torch.
             f"the multi-token-prediction head in {store.dense} is not whole, the first that it lacks is {lost[0]}; "
             "give a whole checkpoint, and make the store again"
         )
+    for parameter in block.parameters():  # of a quantised model, others are left in the dtype of the file
+        parameter.data = parameter.data.to(dtype)
     block.set_experts_implementation("eager")
     return block.eval()
 
 
 def _read_tensors(places: dict[str, tuple[str, Path]]) -> dict[str, torch.Tensor]:
-    found = {}
+    found: dict[str, torch.Tensor] = {}
     for file, names in _by_file(places).items():
         with safe_open(file, framework="pt") as opened:
             found |= {ours: opened.get_tensor(name) for name, ours in names.items()}

@@ -18,7 +18,7 @@ from odmoe.clusters.embedded import EmbeddedCluster
 from odmoe.clusters.memory.budget import memory_budget
 from odmoe.settings.settings import Settings
 from support.cases import slow_except
-from support.models import families, mtp
+from support.models import families, mtp, published
 from support.models.published import aligned
 from support.models.store_making import shard
 from support.nodes.engine_world import becomes_idle
@@ -113,11 +113,14 @@ def test_drafts_beside_others(others: dict[str, Any], made: Any) -> None:
 
 
 @pytest.mark.slow
-def test_a_store_in_few_bits(made: Any, tmp_path: Path) -> None:
-    """The output layer, which the head shares, is restored in memory that others share, too."""
-    head, _, _ = made("deepseek_v3")
-    store = shard(open_source(head.path), tmp_path / "store", "bfloat16", experts="int8", dense="int8")
-    assert store.manifest.dense_weights
+@pytest.mark.parametrize(
+    ("save", "kept"), [(None, {"experts": "int8", "dense": "int8"}), (published.publish_fp8, {})], ids=["int8", "fp8"]
+)
+def test_a_store_in_few_bits(save: Any, kept: dict[str, str], tmp_path: Path) -> None:
+    """In int8 the output layer, which the head shares, is restored in memory that others share, too."""
+    head = mtp.publish("deepseek_v3", tmp_path / "model", right=True, save=save)
+    store = shard(open_source(head.path), tmp_path / "store", "bfloat16", **kept)
+    assert (bool(store.manifest.encoding), bool(store.manifest.dense_weights)) == (True, bool(kept))
     found = []
     drafting = settings_of("deepseek_v3", parallel=2)
     given = drafting.model_dump(exclude_unset=True)

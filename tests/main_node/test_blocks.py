@@ -187,6 +187,8 @@ def test_blocks_in_a_batched_step(embedded: Any, reference: Any) -> None:
     [
         ({"shadow": "none", "draft": 2}, "there is no shadow to draft"),
         ({"shadow": "int8", "draft": 2, "draft_from": "prompt"}, "give --shadow none"),
+        ({"shadow": "int8", "draft": 2, "draft_from": "mtp"}, "give --shadow none"),
+        ({"shadow": "none", "draft": 2, "draft_from": "mtp"}, "model_type 'mixtral', of which none can be read"),
         ({"draft": 2, "align_token": 4}, "need its token aligned after each block"),
         ({"draft_from": "prompt"}, "give --draft auto or a number, too"),
         ({"system": "fate", "draft": "auto", "draft_from": "prompt"}, "policies that read the scores of gates"),

@@ -13,9 +13,11 @@ import pytest
 
 from checkpoint.prediction.token_predictor import FILE
 from checkpoint.sharding.form_files import add_forms
+from checkpoint.sharding.source import open_source
 from checkpoint.store import ExpertStore
 from odmoe.clusters.configuration import (
     Resources,
+    check_checkpoint,
     check_fits,
     configure,
     core_config,
@@ -276,3 +278,13 @@ def test_the_token_predictor_is_found_where_training_writes_it(
 def test_a_model_that_this_host_does_not_have_is_not_fetched(demo_store: Callable[[str], Any]) -> None:
     with pytest.raises(ConfigError, match="make them with odmoe train-predictor org/other"):
         find_token_predictor(Settings(model="org/other", system="smoe"), demo_store("float32"))
+
+
+def test_a_head_is_missed_before_a_store_is_made(demo: Path, demo_store: Callable[[str], Any]) -> None:
+    settings = Settings(model=str(demo), shadow="none", draft=2, draft_from="mtp")
+    with pytest.raises(
+        ConfigError, match=r"own MTP head, and the checkpoint at .*'mixtral', of which none can be read"
+    ):
+        check_checkpoint(settings, open_source(demo))
+    with pytest.raises(ConfigError, match=r"own MTP head, and the store at .*'mixtral', of which none can be read"):
+        check_fits(settings, demo_store("float32"))

@@ -7,7 +7,7 @@ import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
@@ -85,22 +85,23 @@ def publish(family: str, path: Path, right: bool = False, save: Callable[[Any, P
     file = path / "model.safetensors"
     weights, last = load_file(file), f"model.layers.{count}."
     prefix, layer, *names = PUBLISHED[family]
+    parts = list[Any](head)
     prefix = prefix.format(count)
     ours = [name for name in weights if name.startswith(last)]
     moved = {f"{prefix}{layer}{name.removeprefix(last)}": weights.pop(name) for name in ours}
-    named = {f"{prefix}{name}.weight": one.weight.detach().contiguous() for name, one in zip(names, head, strict=True)}
+    named = {f"{prefix}{name}.weight": one.weight.detach().contiguous() for name, one in zip(names, parts, strict=True)}
     save_file(weights | moved | named, file, metadata={"format": "pt"})
     fields = json.loads((path / "config.json").read_text())
     fields["num_hidden_layers"] = count
     if "layer_types" in fields:
         fields["layer_types"] = fields["layer_types"][:count]
     (path / "config.json").write_text(json.dumps(fields))
-    return WithHead(path, model.eval(), list(head), family == "qwen3_next")
+    return WithHead(path, model.eval(), parts, family == "qwen3_next")
 
 
 @torch.no_grad()
 def _make_right(model: Any, head: torch.nn.ModuleList) -> None:
-    enorm, _, eh_proj, norm = cast("tuple[Any, ...]", tuple(head))
+    enorm, _, eh_proj, norm = list[Any](head)
     for name, value in model.named_parameters():
         if name.endswith(("o_proj.weight", "out_proj.weight", "down_proj.weight", "down_proj")):
             value.mul_(LITTLE)
