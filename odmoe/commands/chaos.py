@@ -48,7 +48,7 @@ class Chaos:
     debug: bool
 
 
-@with_settings(Settings, FLAGS)
+@with_settings(Settings, FLAGS, chooses=False)
 def chaos(
     flags: dict[str, Any],
     file: Annotated[Path | None, typer.Argument(help="Cluster file (default: a local cluster for -m MODEL)")] = None,

@@ -8,7 +8,7 @@ import json
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent import futures
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
@@ -223,6 +223,7 @@ def _answer_one(job: Job, ids: list[int], output: Output, terminal: Terminal) ->
     else:
         _write("\n")
         show_answer(terminal, report, job.served, job.system)
+    _tell_of_limit(job, [report], terminal)
 
 
 def progress_of(tokens: int, served: Settings) -> str:
@@ -262,9 +263,18 @@ def _answer_all(job: Job, prompts: list[list[int]], texts: list[str], output: Ou
                 _write(f"[{number}]\n{text}\n\n")
     if not output.json:
         show_answers(terminal, reports, texts, time.monotonic() - began, job.served, job.system)
+    _tell_of_limit(job, list(reports.values()), terminal)
     if failed:
         number, first = next(iter(failed.items()))
         raise PromptsFailedError(f"{len(failed)} of {len(prompts)} prompts failed; prompt {number}: {first}")
+
+
+def _tell_of_limit(job: Job, reports: Sequence[Report], terminal: Terminal) -> None:
+    """A line if answers end at the default limit: a user who gave none may not know that there is one."""
+    cut = sum(report.finish == "length" for report in reports)
+    if cut and not job.settings.is_given("max_new_tokens"):
+        cut_text = "the answer ends" if len(reports) == 1 else f"{cut} of {len(reports)} answers end"
+        terminal.notify(f"{cut_text} at {job.settings.max_new_tokens} tokens, the default limit; -n N sets another one")
 
 
 class Batch:

@@ -78,7 +78,7 @@ def _sweep(settings: SimulateSettings, asked: SweepSettings, as_json: bool, quie
 
     if asked.output is not None:
         check_writable("--output", asked.output)
-    sweep.axes_of(settings, asked)  # before processes begin
+    profile, _ = sweep.axes_of(settings, asked)  # before processes begin
     with simulation_pool() as each, Terminal(quiet, debug).progress() as move:
         points = sweep.sweep(settings, asked, each, lambda done, total: move("simulations", done, total))
     if asked.output is not None:
@@ -86,7 +86,7 @@ def _sweep(settings: SimulateSettings, asked: SweepSettings, as_json: bool, quie
     if as_json:
         print(json.dumps(sweep.as_json(points, settings)))
     else:
-        show(points)
+        show(points, profile.name)
 
 
 def _replay(file: str, validate: bool, as_json: bool) -> bool:

@@ -15,7 +15,7 @@ from scheduler.errors import ConfigError
 MAX_TIMEOUT_S = 1e6
 
 
-@with_settings(Settings)
+@with_settings(Settings, chooses=False)
 def up(
     flags: dict[str, Any],
     file: File,

@@ -38,7 +38,7 @@ SAMPLES = 3
 Step = Callable[[], None]
 
 
-@with_settings(Settings, VERIFY_FLAGS)
+@with_settings(Settings, VERIFY_FLAGS, chooses=False)
 def verify(
     flags: dict[str, Any],
     model: Annotated[str | None, typer.Argument(help="Model directory, GGUF file or org/name on the Hub")] = None,

@@ -29,7 +29,7 @@ from odmoe.serve.access_log import as_text
 from odmoe.serve.hangup import on_hangup, read_keys_again
 from odmoe.serve.key_ring import KeyRing
 from odmoe.serve.loading import LoadingServer, LoadProgress
-from odmoe.serve.start import bind_socket, url_of
+from odmoe.serve.start import announce_serving, bind_socket
 from odmoe.settings.api_keys import ApiKey
 from odmoe.settings.serve_settings import ServeSettings
 from odmoe.settings.settings import Settings
@@ -142,7 +142,7 @@ class _Service:
         self._relay.lead_to(service)
         _check(self._relay.address, cluster)
         self.served, self._since = True, time.monotonic()
-        self._terminal.print_always(f"serving {name} at {url_of(self._relay.address)}")
+        announce_serving(self._terminal, name, self._relay.address)
 
 
 def _wait_until_back(cluster: ClusterFile, within_s: float) -> None:

@@ -97,6 +97,13 @@ def test_the_prompt_may_come_from_standard_input(cli: CommandLine, demo: Path, e
     assert (answer.code, answer.out) == (0, expected(prompt, 8)[1] + "\n")
 
 
+def test_an_answer_that_ends_at_the_default_limit_says_so(cli: CommandLine, demo: Path) -> None:
+    line = "the answer ends at 128 tokens, the default limit; -n N sets another one"
+    common = ("generate", "-m", str(demo), *LITTLE, "--ignore-eos", PROMPT)
+    assert cli(*common).err.splitlines()[-1] == line
+    assert line not in cli(*common, "-n", "2").err
+
+
 def test_a_budget_keeps_room_for_one_request(cli: CommandLine, demo: Path, tmp_path: Path) -> None:
     """A prompt alone needs one KV cache; prompts of a file may need all that --parallel allows."""
     file = tmp_path / "prompts.txt"
