@@ -7,7 +7,7 @@ import weakref
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Unpack
 
 from odmoe.api.asking import Message, Prompt, Query, chat_query, prompt_query
@@ -173,23 +173,13 @@ def open_model(settings: Settings, terminal: Terminal) -> OpenedModel:
 
     check_devices(settings)
     with terminal.progress("opening the model") as progress:
-        from odmoe.clusters.configuration import check_fits, forms_needed
+        from odmoe.clusters.configuration import check_fits
         from odmoe.clusters.system_choice import with_system
         from odmoe.clusters.threads import with_threads
-        from odmoe.stores import prepare_store
+        from odmoe.stores import store_of
         from odmoe.text import check_tokenizer
 
-        needed = partial(forms_needed, settings)
-        store = prepare_store(
-            settings.model,
-            settings.store,
-            settings.dtype,
-            progress,
-            needed,
-            check_tokenizer,
-            settings.experts,
-            settings.dense,
-        )
+        store = store_of(settings, progress, check_tokenizer)
     settings, choice = with_system(settings, store)
     settings = with_threads(settings, store)
     check_fits(settings, store)

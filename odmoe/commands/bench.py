@@ -8,11 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
 from odmoe.api.checks import check_writable
 from odmoe.clusters.process import prepare_libraries, prepare_process
-from odmoe.commands.shared.options import Debug, Json, Quiet
+from odmoe.commands.shared.options import Debug, Json, Quiet, option
 from odmoe.settings.table import value_text
 from odmoe.settings.units import parse_address, parse_bytes
 from odmoe.terminal import Terminal
@@ -30,44 +28,26 @@ EXPERT_BYTES = 20 << 20
 
 def bench(
     folder: Annotated[
-        Path | None,
-        typer.Option(
-            help="Directory on the disk to measure (default: the cache directory)", show_default=False, metavar="PATH"
-        ),
+        Path | None, option(help="Directory on the disk to measure (default: the cache directory)", metavar="PATH")
     ] = None,
-    store: Annotated[
-        Path | None,
-        typer.Option(help="Read this expert store instead of a new file", show_default=False, metavar="PATH"),
-    ] = None,
+    store: Annotated[Path | None, option(help="Read this expert store instead of a new file", metavar="PATH")] = None,
     expert_bytes: Annotated[
-        str | None,
-        typer.Option(help="Size of an expert in the new file (default: 20MiB)", show_default=False, metavar="TEXT"),
+        str | None, option(help="Size of an expert in the new file (default: 20MiB)", metavar="TEXT")
     ] = None,
-    link: Annotated[
-        str | None,
-        typer.Option(help="HOST:PORT of a host that runs bench --serve", show_default=False, metavar="TEXT"),
-    ] = None,
+    link: Annotated[str | None, option(help="HOST:PORT of a host that runs bench --serve", metavar="TEXT")] = None,
     serve: Annotated[
-        str | None,
-        typer.Option(
-            help="ADDRESS:PORT to listen on, for bench --link on another host", show_default=False, metavar="TEXT"
-        ),
+        str | None, option(help="ADDRESS:PORT to listen on, for bench --link on another host", metavar="TEXT")
     ] = None,
     tls: Annotated[
         Path | None,
-        typer.Option(
-            help="Directory of this host's certificates, for --link and --serve (odmoe certs)",
-            show_default=False,
-            metavar="PATH",
-        ),
+        option(help="Directory of this host's certificates, for --link and --serve (odmoe certs)", metavar="PATH"),
     ] = None,
     output: Annotated[
         Path | None,
-        typer.Option(
+        option(
             "--output",
             "-o",
             help="Measure the processor, too, and write a profile of this machine: FILE.yaml",
-            show_default=False,
             metavar="PATH",
         ),
     ] = None,

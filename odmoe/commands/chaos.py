@@ -15,7 +15,7 @@ import typer
 from odmoe.api.checks import check_start
 from odmoe.clusters.process import prepare_process
 from odmoe.commands.shared.flags import with_settings
-from odmoe.commands.shared.options import Json, LibrariesDebug, Quiet
+from odmoe.commands.shared.options import Json, LibrariesDebug, Quiet, option, switch
 from odmoe.settings.settings import Settings
 from odmoe.settings.sources import effective
 from odmoe.settings.table import flag
@@ -52,26 +52,15 @@ class Chaos:
 def chaos(
     flags: dict[str, Any],
     file: Annotated[Path | None, typer.Argument(help="Cluster file (default: a local cluster for -m MODEL)")] = None,
-    duration: Annotated[
-        str, typer.Option("--for", help="How long: 90s, 10m, 2h (default: 2m)", show_default=False, metavar="TIME")
-    ] = "2m",
-    seed: Annotated[
-        int, typer.Option(help="Draws the same faults again (default: 0)", show_default=False, metavar="N")
-    ] = 0,
+    duration: Annotated[str, option("--for", help="How long: 90s, 10m, 2h (default: 2m)", metavar="TIME")] = "2m",
+    seed: Annotated[int, option(help="Draws the same faults again (default: 0)", metavar="N")] = 0,
     faults: Annotated[
-        str | None,
-        typer.Option(help="Only these, by name; none: load alone (default: all)", show_default=False, metavar="A,B"),
+        str | None, option(help="Only these, by name; none: load alone (default: all)", metavar="A,B")
     ] = None,
-    clients: Annotated[
-        int, typer.Option(help="Requests at once (default: 2)", show_default=False, metavar="N", min=1)
-    ] = 2,
-    requests: Annotated[
-        int | None, typer.Option(help="End after so many requests", show_default=False, metavar="N", min=1)
-    ] = None,
-    tokens: Annotated[
-        int, typer.Option("-n", help="Most tokens of an answer (default: 64)", show_default=False, metavar="N", min=2)
-    ] = 64,
-    yes: Annotated[bool, typer.Option("-y", "--yes", help="Do not ask", metavar="")] = False,
+    clients: Annotated[int, option(help="Requests at once (default: 2)", metavar="N", min=1)] = 2,
+    requests: Annotated[int | None, option(help="End after so many requests", metavar="N", min=1)] = None,
+    tokens: Annotated[int, option("-n", help="Most tokens of an answer (default: 64)", metavar="N", min=2)] = 64,
+    yes: Annotated[bool, switch("-y", "--yes", help="Do not ask")] = False,
     as_json: Json = False,
     quiet: Quiet = False,
     debug: LibrariesDebug = False,

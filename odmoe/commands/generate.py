@@ -23,7 +23,7 @@ from odmoe.api.records import shadow_of, write_records
 from odmoe.clusters.node_watch import NodeWatch
 from odmoe.clusters.process import prepare_process
 from odmoe.commands.shared.flags import with_settings
-from odmoe.commands.shared.options import Config, LibrariesDebug, ResultOnly
+from odmoe.commands.shared.options import Config, LibrariesDebug, ResultOnly, option, switch
 from odmoe.commands.shared.prompts import read_prompts
 from odmoe.commands.texts.report_text import show_answer, show_answers
 from odmoe.settings.settings import Settings
@@ -44,12 +44,9 @@ if TYPE_CHECKING:
 def generate(
     flags: dict[str, Any],
     prompt: Annotated[str | None, typer.Argument(help="Prompt (default: standard input)")] = None,
-    prompts: Annotated[
-        Path | None,
-        typer.Option(help="File of prompts, one per line", show_default=False, metavar="PATH"),
-    ] = None,
+    prompts: Annotated[Path | None, option(help="File of prompts, one per line", metavar="PATH")] = None,
     config: Config = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per answer", metavar="")] = False,
+    as_json: Annotated[bool, switch("--json", help="Print one JSON object per answer")] = False,
     quiet: ResultOnly = False,
     debug: LibrariesDebug = False,
 ) -> None:

@@ -11,6 +11,7 @@ from dataclasses import asdict, replace
 
 from odmoe.commands.shared.options import Json
 from odmoe.inventory.entry import SHIPPED, Entry
+from odmoe.terminal import aligned
 
 _HEADER = ("SIZE", "USED", "FAMILY", "FORMAT")
 
@@ -43,11 +44,11 @@ def _lines(checkpoints: list[Entry], stores: list[Entry]) -> list[str]:
 def _table(title: str, entries: list[Entry], width: int | None) -> list[str]:
     """A line for each; in a narrow terminal family and format have a line of their own."""
     rows = list(map(_row, _told_apart(entries)))
-    lines = _aligned([(title, *_HEADER), *rows])
+    lines = aligned([(title, *_HEADER), *rows], right=(1,))
     if width is None or max(map(len, lines)) <= width:
         return lines
     short = [(title, *_HEADER[:2]), *(row[:3] for row in rows)]
-    head, *rest = _aligned(short)
+    head, *rest = aligned(short, right=(1,))
     return [head, *(line for one, row in zip(entries, rest, strict=True) for line in (row, f"  {_kept(one)}"))]
 
 
@@ -72,13 +73,3 @@ def _format(one: Entry) -> str:
 
 def _kept(one: Entry) -> str:
     return ", ".join(filter(None, [one.family, _format(one)]))
-
-
-def _aligned(rows: list[tuple[str, ...]]) -> list[str]:
-    """Columns from the left, but for the size."""
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    cells = [
-        [cell.rjust(width) if column == 1 else cell.ljust(width) for column, (cell, width) in enumerate(pairs)]
-        for pairs in (list(zip(row, widths, strict=True)) for row in rows)
-    ]
-    return ["  ".join(row).rstrip() for row in cells]

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from checkpoint.quantisation import BITS, DEFAULT_GROUP, GROUPS, Quantisation
-from odmoe.commands.shared.options import Json, LibrariesDebug, ResultOnly
+from odmoe.commands.shared.options import Json, LibrariesDebug, ResultOnly, option, switch
 from odmoe.settings.declarations import DENSE, DTYPES, EXPERTS
 from odmoe.settings.settings import Settings
 from odmoe.settings.table import declaration_of
@@ -44,56 +44,35 @@ def shard(
     store: Annotated[str, typer.Argument(help="Directory of the new expert store")],
     dtype: Annotated[
         str | None,
-        typer.Option(
-            help=f"Data type of the weights: {', '.join(DTYPES)} (default: the checkpoint's)",
-            show_default=False,
-            metavar="TEXT",
-        ),
+        option(help=f"Data type of the weights: {', '.join(DTYPES)} (default: the checkpoint's)", metavar="TEXT"),
     ] = None,
     experts: Annotated[
-        str | None,
-        typer.Option(
-            help=f"{declaration_of(Settings, 'experts').about}: {', '.join(EXPERTS)}",
-            show_default=False,
-            metavar="TEXT",
-        ),
+        str | None, option(help=f"{declaration_of(Settings, 'experts').about}: {', '.join(EXPERTS)}", metavar="TEXT")
     ] = None,
     group: Annotated[
         int | None,
-        typer.Option(
+        option(
             help=f"Weights with a scale of their own, for int4 and int8: {', '.join(map(str, GROUPS))} "
             f"(default: {DEFAULT_GROUP})",
-            show_default=False,
             metavar="N",
         ),
     ] = None,
     dense: Annotated[
-        str | None,
-        typer.Option(
-            help=f"{declaration_of(Settings, 'dense').about}: {', '.join(DENSE)}", show_default=False, metavar="TEXT"
-        ),
+        str | None, option(help=f"{declaration_of(Settings, 'dense').about}: {', '.join(DENSE)}", metavar="TEXT")
     ] = None,
     forms: Annotated[
-        str | None,
-        typer.Option(
-            help="Also store every expert in fewer bits: int4, int2 or int4,int2", show_default=False, metavar="TEXT"
-        ),
+        str | None, option(help="Also store every expert in fewer bits: int4, int2 or int4,int2", metavar="TEXT")
     ] = None,
     parts: Annotated[
         int | None,
-        typer.Option(
-            help="Also write so many folders with a part of the experts each, in STORE-parts, for workers",
-            show_default=False,
-            metavar="N",
+        option(
+            help="Also write so many folders with a part of the experts each, in STORE-parts, for workers", metavar="N"
         ),
     ] = None,
     replicas: Annotated[
-        int | None,
-        typer.Option(help=f"Parts that hold each expert (default: {REPLICAS})", show_default=False, metavar="N"),
+        int | None, option(help=f"Parts that hold each expert (default: {REPLICAS})", metavar="N")
     ] = None,
-    verify: Annotated[
-        bool, typer.Option("--verify", help="Read every expert back and compare its checksum", metavar="")
-    ] = False,
+    verify: Annotated[bool, switch("--verify", help="Read every expert back and compare its checksum")] = False,
     as_json: Json = False,
     quiet: ResultOnly = False,
     debug: LibrariesDebug = False,

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from odmoe.commands.shared.flags import with_settings
-from odmoe.commands.shared.options import Json, PanelDebug, PanelQuiet
+from odmoe.commands.shared.options import Json, PanelDebug, PanelQuiet, switch
 from odmoe.settings.simulate_settings import SimulateSettings
 from odmoe.settings.sweep_settings import SweepSettings
 from odmoe.settings.table import flag
@@ -17,12 +17,7 @@ from scheduler.errors import ConfigError
 
 Validate = Annotated[
     bool,
-    typer.Option(
-        "--validate",
-        help="Check the scheduler's books after each event of a replay",
-        rich_help_panel="Workload",
-        metavar="",
-    ),
+    switch("--validate", help="Check the scheduler's books after each event of a replay", rich_help_panel="Workload"),
 ]
 
 

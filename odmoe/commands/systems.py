@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from odmoe.commands.shared.options import Json
+from odmoe.commands.shared.options import Json, option
 from odmoe.settings.table import flag
 from scheduler.policies.policy_file import load_policy_file
 from scheduler.policies.registry import CHOICES, Choice, is_exact
@@ -19,10 +19,7 @@ from scheduler.policies.systems import SYSTEMS, Preset, preset_of
 
 def systems(
     name: Annotated[str | None, typer.Argument(help="Show the policies of this system only")] = None,
-    policy_file: Annotated[
-        str | None,
-        typer.Option(help="List those of this Python file, too", show_default=False, metavar="PATH"),
-    ] = None,
+    policy_file: Annotated[str | None, option(help="List those of this Python file, too", metavar="PATH")] = None,
     as_json: Json = False,
 ) -> None:
     """List systems and policies."""

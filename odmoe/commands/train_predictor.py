@@ -18,7 +18,7 @@ import typer
 
 from odmoe.api.checks import check_writable
 from odmoe.clusters.process import prepare_libraries, prepare_process
-from odmoe.commands.shared.options import Debug, Json, Quiet
+from odmoe.commands.shared.options import Debug, Json, Quiet, option
 from odmoe.commands.shared.prompts import read_prompts
 from odmoe.settings.settings import Settings
 from odmoe.terminal import Terminal
@@ -39,37 +39,20 @@ def train_predictor(
     model: Annotated[str, typer.Argument(help="Model directory, or org/name on the Hub")],
     prompts: Annotated[
         Path | None,
-        typer.Option(
+        option(
             help="File of prompts, one per line, or a folder with a NAME.txt for each domain (default: prompts of five "
             "domains)",
-            show_default=False,
             metavar="PATH",
         ),
     ] = None,
     tokens: Annotated[
-        int,
-        typer.Option(
-            "-n", "--tokens", help="Maximum number of tokens per answer (default: 100)", show_default=False, metavar="N"
-        ),
+        int, option("-n", "--tokens", help="Maximum number of tokens per answer (default: 100)", metavar="N")
     ] = 100,
-    steps: Annotated[
-        int, typer.Option(help="Training steps per layer (default: 300)", show_default=False, metavar="N")
-    ] = 300,
-    seed: Annotated[
-        int,
-        typer.Option(
-            help="Random seed of the choice of held-out answers (default: 0)", show_default=False, metavar="N"
-        ),
-    ] = 0,
+    steps: Annotated[int, option(help="Training steps per layer (default: 300)", metavar="N")] = 300,
+    seed: Annotated[int, option(help="Random seed of the choice of held-out answers (default: 0)", metavar="N")] = 0,
     output: Annotated[
         Path | None,
-        typer.Option(
-            "-o",
-            "--output",
-            help="File to write (default: MODEL/token_predictor.safetensors)",
-            show_default=False,
-            metavar="PATH",
-        ),
+        option("-o", "--output", help="File to write (default: MODEL/token_predictor.safetensors)", metavar="PATH"),
     ] = None,
     as_json: Json = False,
     quiet: Quiet = False,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Callable, Sequence
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,7 +13,7 @@ import typer
 from odmoe.api.checks import check_early
 from odmoe.clusters.process import prepare_libraries, prepare_process
 from odmoe.commands.shared.flags import with_settings
-from odmoe.commands.shared.options import Debug, Json, Quiet
+from odmoe.commands.shared.options import Debug, Json, Quiet, option, switch
 from odmoe.commands.shared.prompts import read_prompts
 from odmoe.commands.shared.quality_run import LEAST_TEXT, TEXT_TOKENS, run_quality
 from odmoe.commands.texts import quality_text
@@ -44,38 +43,22 @@ def verify(
     model: Annotated[str | None, typer.Argument(help="Model directory, GGUF file or org/name on the Hub")] = None,
     prompt: Annotated[str | None, typer.Argument(help=f"Prompt (default: {SAMPLES} sample prompts)")] = None,
     named_model: Annotated[
-        str | None,
-        typer.Option("-m", "--model", help="The model, not as first argument", show_default=False, metavar="MODEL"),
+        str | None, option("-m", "--model", help="The model, not as first argument", metavar="MODEL")
     ] = None,
     prompts: Annotated[
-        Path | None,
-        typer.Option(help="File of prompts, one per line, as text or JSON strings", show_default=False, metavar="PATH"),
+        Path | None, option(help="File of prompts, one per line, as text or JSON strings", metavar="PATH")
     ] = None,
-    tokens: Annotated[
-        int, typer.Option("-n", "--tokens", help="Tokens of each answer (default: 32)", show_default=False, metavar="N")
-    ] = 32,
-    quality: Annotated[
-        bool,
-        typer.Option("--quality", help="Compare perplexity and right answers instead", metavar=""),
-    ] = False,
+    tokens: Annotated[int, option("-n", "--tokens", help="Tokens of each answer (default: 32)", metavar="N")] = 32,
+    quality: Annotated[bool, switch("--quality", help="Compare perplexity and right answers instead")] = False,
     text: Annotated[
-        Path | None,
-        typer.Option(
-            help="Text for --quality (default: problems and sonnets that come with it)",
-            show_default=False,
-            metavar="PATH",
-        ),
+        Path | None, option(help="Text for --quality (default: problems and sonnets that come with it)", metavar="PATH")
     ] = None,
-    text_tokens: Annotated[
-        int, typer.Option(help="Most tokens of it (default: 20000)", show_default=False, metavar="N")
-    ] = TEXT_TOKENS,
+    text_tokens: Annotated[int, option(help="Most tokens of it (default: 20000)", metavar="N")] = TEXT_TOKENS,
     tasks: Annotated[
-        Path | None,
-        typer.Option(help="YAML table of tasks for --quality (docs/models.md)", show_default=False, metavar="PATH"),
+        Path | None, option(help="YAML table of tasks for --quality (docs/models.md)", metavar="PATH")
     ] = None,
     config: Annotated[
-        str | None,
-        typer.Option("--config", help="YAML file of settings, as for generate", show_default=False, metavar="PATH"),
+        str | None, option("--config", help="YAML file of settings, as for generate", metavar="PATH")
     ] = None,
     as_json: Json = False,
     quiet: Quiet = False,
@@ -142,11 +125,11 @@ def run_verify(settings: Settings, prompts: list[str], tokens: int, as_json: boo
     size = check_memory(path.name, config, dtype)
     prepare_libraries(settings.threads_a_node)
     from main_node.shape import limited_context
-    from odmoe.clusters.configuration import check_fits, forms_needed, with_precision
+    from odmoe.clusters.configuration import check_fits, with_precision
     from odmoe.clusters.device_choice import choose_devices
     from odmoe.clusters.devices import check_devices, device_of
     from odmoe.clusters.threads import with_threads
-    from odmoe.stores import prepare_store
+    from odmoe.stores import store_of
     from odmoe.text import load_tokenizer
 
     check_devices(settings)
@@ -154,16 +137,7 @@ def run_verify(settings: Settings, prompts: list[str], tokens: int, as_json: boo
     tokenizer = load_tokenizer(path, CorruptCheckpointError)
     ids = encode_prompts(tokenizer, prompts, tokens, limited_context(size.context_max, settings.ctx_size))
     with terminal.progress() as progress:
-        needed = partial(forms_needed, settings)
-        store = prepare_store(
-            settings.model,
-            settings.store,
-            settings.dtype,
-            progress,
-            needed,
-            experts=settings.experts,
-            dense=settings.dense,
-        )
+        store = store_of(settings, progress)
         settings = with_threads(settings, store)
         check_fits(settings, store)
         settings = choose_devices(with_precision(settings, store), store)

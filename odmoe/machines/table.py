@@ -24,7 +24,7 @@ from rich.text import Text
 
 from odmoe.machines.cluster_file import ClusterFile, Host
 from odmoe.machines.head import NODE_UNKNOWN
-from odmoe.terminal import megabytes
+from odmoe.terminal import aligned, megabytes
 from scheduler.errors import HostError
 from scheduler.one_line import one_line
 
@@ -98,11 +98,7 @@ class HostTable:
 
     def plain(self) -> str:
         """As text, with columns as wide as what is in them."""
-        lines = [COLUMNS, *(tuple(cells(row)) for row in self.rows.values())]
-        widths = [max(len(line[n]) for line in lines) for n in range(len(COLUMNS))]
-        return "\n".join(
-            "  ".join(text.ljust(width) for text, width in zip(line, widths, strict=True)).rstrip() for line in lines
-        )
+        return "\n".join(aligned([COLUMNS, *map(cells, self.rows.values())]))
 
     def _say(self, address: str) -> None:
         """Without a terminal: print the change of a host's state."""

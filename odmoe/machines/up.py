@@ -7,7 +7,6 @@ import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from enum import Enum
-from functools import partial
 from pathlib import Path
 
 from checkpoint.hub import find_model
@@ -45,7 +44,7 @@ from odmoe.machines.ship_parts import Parts, plan_parts, push_parts
 from odmoe.machines.ssh import Ssh, size_of
 from odmoe.machines.table import HostTable, cause, copying
 from odmoe.settings.settings import Settings
-from odmoe.stores import prepare_store
+from odmoe.stores import store_of
 from odmoe.terminal import Terminal
 from scheduler.errors import ConfigError, HostError, LaunchError, LinkError, ODMoEError
 from scheduler.timing.profile import find_profile
@@ -203,22 +202,12 @@ class _BringUp:
 
     def _store(self, facts: dict[str, Facts]) -> Path:
         """Make the store if there is none, and check that settings and every host go with it."""
-        from odmoe.clusters.configuration import check_joined, forms_needed, with_slots
+        from odmoe.clusters.configuration import check_joined, with_slots
         from odmoe.text import check_tokenizer
 
-        needed = partial(forms_needed, self._settings)
         settings = self._settings
         with self._terminal.progress() as progress:
-            opened = prepare_store(
-                settings.model,
-                settings.store,
-                settings.dtype,
-                progress,
-                needed,
-                check_tokenizer,
-                settings.experts,
-                settings.dense,
-            )
+            opened = store_of(settings, progress, check_tokenizer)
         workers = len(self._cluster.hosts_of("worker_node"))
         self._settings = with_slots(settings, opened, workers)
         check_joined(self._settings, opened, workers)

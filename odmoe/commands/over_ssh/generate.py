@@ -10,7 +10,6 @@ import sys
 import threading
 from contextlib import ExitStack
 from dataclasses import asdict
-from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
@@ -23,7 +22,7 @@ from odmoe.machines.ssh_process import Remote
 from odmoe.machines.up import up
 from odmoe.settings.derived import HERE_ONLY, OUTPUT_FILES
 from odmoe.settings.settings import Settings
-from odmoe.stores import prepare_store
+from odmoe.stores import store_of
 from odmoe.terminal import Output, Terminal
 from scheduler.errors import HostError, LaunchError, ODMoEError
 from scheduler.files import write_whole
@@ -126,18 +125,7 @@ def _is_served(settings: Settings, cluster: ClusterFile) -> bool:
             return False
     if seen.get("fingerprint") is None:
         return False
-    from odmoe.clusters.configuration import forms_needed
-
-    needed = partial(forms_needed, settings)
-    store = prepare_store(
-        settings.model,
-        settings.store,
-        settings.dtype,
-        forms_needed=needed,
-        experts=settings.experts,
-        dense=settings.dense,
-    )
-    if seen["fingerprint"] != store.manifest.model_digest:
+    if seen["fingerprint"] != store_of(settings).manifest.model_digest:
         raise LaunchError(
             f"the cluster serves another model than {settings.model}; odmoe up {settings.cluster} -m {settings.model} "
             "changes that; or leave out --model to use the model that it serves"

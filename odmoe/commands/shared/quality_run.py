@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -56,11 +55,10 @@ def run_quality(
     context = check_memory(path.name, config, dtype).context_max
     prepare_libraries(settings.threads_a_node)
     from main_node.exactness import dense_changes
-    from odmoe.clusters.configuration import forms_needed
     from odmoe.clusters.devices import check_devices, device_of
     from odmoe.quality.quality import as_quality, measure
     from odmoe.quality.readers import Whole
-    from odmoe.stores import prepare_store
+    from odmoe.stores import store_of
     from odmoe.text import load_tokenizer
 
     check_devices(settings)
@@ -68,15 +66,7 @@ def run_quality(
     passages = divided(read_tokens(tokenizer, text or TEXT, tokens), min(PASSAGE, context))
     tasks, missing = _tasks(tokenizer, passages, table, context)
     with terminal.progress() as progress:
-        store = prepare_store(
-            settings.model,
-            settings.store,
-            settings.dtype,
-            progress,
-            partial(forms_needed, settings),
-            experts=settings.experts,
-            dense=settings.dense,
-        )
+        store = store_of(settings, progress)
     dtype = store.manifest.dtype
     with terminal.status() as say:
         say("loading the whole model with Transformers")
