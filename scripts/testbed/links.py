@@ -222,7 +222,7 @@ def of_cluster(layout: Layout) -> list[str]:
 
 
 def remove(device: str) -> None:
-    """Raises TestbedError where it is still there afterwards."""
+    """Raises TestbedError if it is still there afterwards."""
     try:
         call([tool("ip"), "link", "delete", "dev", device])
     except TestbedError:

@@ -171,7 +171,7 @@ def write_private(layout: Layout, host: Host, shm: str, public: str) -> None:
 
 
 def authorize(layout: Layout, host: Host, public: str) -> bool:
-    """Only the key `public` opens the host. False where that was so."""
+    """Only the key `public` opens the host. False if that was so."""
     path = layout.private(host.name) / "etc-ssh/authorized_keys"
     if path.exists() and path.read_text() == public:
         return False
@@ -187,7 +187,7 @@ class Starting:
     process: subprocess.Popen[str]
 
     def go_on(self) -> None:
-        """Its link is laid. Raises TestbedError where it ended meanwhile."""
+        """Its link is laid. Raises TestbedError if it ended meanwhile."""
         pipe = self.process.stdin
         with contextlib.suppress(BrokenPipeError):
             if pipe is not None:
@@ -226,7 +226,7 @@ def said(layout: Layout, host: Host) -> str:
 
 
 def namespace(pid: int, kind: str) -> str:
-    """Empty where the process is gone."""
+    """Empty if the process is gone."""
     try:
         return os.readlink(f"/proc/{pid}/ns/{kind}")
     except OSError:
