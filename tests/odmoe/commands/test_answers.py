@@ -120,22 +120,6 @@ def test_a_store_may_be_the_model(cli: CommandLine, demo_store: Any, expected: E
     assert (answer.code, answer.out) == (0, expected(PROMPT, 8)[1] + "\n")
 
 
-def test_shard(cli: CommandLine, tiny: Path, tmp_path: Path) -> None:
-    where = tmp_path / "store"
-    first = cli("shard", str(tiny), str(where))
-    assert (first.code, first.out) == (0, "")
-    for word in (str(where), "mixtral", "float32"):
-        assert word in first.err.replace("\n", "")
-    assert "has no tokenizer" in first.err
-    again = cli("shard", "--json", str(tiny), str(where))
-    assert again.code == 0
-    assert again.err.startswith(f"{tiny} has no tokenizer")
-    assert again.err.count("\n") == 1
-    facts = json.loads(again.out)
-    assert (facts["store"], facts["dtype"], facts["moe_layers"], facts["experts"]) == (str(where), "float32", 2, 3)
-    assert facts["all_expert_bytes"] == 6 * facts["expert_bytes"]
-
-
 @pytest.mark.parametrize("command", [[], ["generate"], ["shard"]])
 @pytest.mark.parametrize("flag", ["--help", "-h"])
 def test_help(flag: str, command: list[str], cli: CommandLine) -> None:
