@@ -42,7 +42,7 @@ def check_early(settings: Settings) -> None:
 
 
 def check_writable(name: str, file: str) -> None:
-    """Raises ConfigError where nothing can be written there. `name`: the flag that says so."""
+    """Raises ConfigError if nothing can be written there. `name`: the flag that says so."""
     path = Path(file)  # written whole and then renamed, which would put a file in a device's place
     other = path.exists() and not path.is_file()
     if other or not file or not os.access(path.resolve().parent, os.W_OK | os.X_OK):

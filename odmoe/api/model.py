@@ -41,7 +41,7 @@ class OpenedModel:
     context: int
     """Most tokens of prompt and answer."""
     choice: str = ""
-    """The system that was chosen by this machine's memory, and why; empty where one was named."""
+    """The system that was chosen by this machine's memory, and why; empty if one was named."""
     _encoding: threading.Lock = field(default_factory=threading.Lock, init=False, repr=False, compare=False)
     """A tokenizer's settings are changed while it encodes."""
 

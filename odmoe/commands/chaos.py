@@ -99,7 +99,7 @@ def seconds_of(text: str) -> float:
 
 
 def _ask(what: str, duration: str) -> None:
-    """Raises ConfigError where nobody can be asked, typer.Exit at no."""
+    """Raises ConfigError if nobody can be asked, typer.Exit at no."""
     if sys.stdin is None or not sys.stdin.isatty():
         raise ConfigError("there is no terminal to ask on; give -y to disturb the cluster without a question")
     if not typer.confirm(f"{what} for {duration}?", err=True):
@@ -151,7 +151,7 @@ def _disturb(model: Model, asked: Chaos, terminal: Terminal) -> Any:
 
 
 def prompts_of(opened: OpenedModel, tokens: int) -> list[list[int]]:
-    """Token ids of prompts of mixed lengths. Raises ConfigError where no answer fits the context."""
+    """Token ids of prompts of mixed lengths. Raises ConfigError if no answer fits the context."""
     from odmoe.training.domains import training_prompts
 
     room = opened.context - tokens

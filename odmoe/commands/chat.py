@@ -76,8 +76,10 @@ def _converse(model: ChatModel, terminal: Terminal, system: str | None) -> None:
         return
     from odmoe.conversation.terminal_input import TerminalInput
 
-    screen.say(f"{model.name} - /help lists commands, Ctrl-D leaves", "dim")
-    Session(model, screen, Transcript(system), forgive_interrupt).run(TerminalInput(screen.say, forgive_interrupt))
+    screen.print_line(f"{model.name} - /help lists commands, Ctrl-D leaves", "dim")
+    Session(model, screen, Transcript(system), forgive_interrupt).run(
+        TerminalInput(screen.print_line, forgive_interrupt)
+    )
 
 
 def _local(flags: dict[str, Any], config: str | None, terminal: Terminal, use_template: bool) -> ChatModel:

@@ -92,7 +92,7 @@ class Job:
         with self.model.answer(ids, settings.max_new_tokens, options_from_settings(settings), self.notify) as answer:
             self.under_way.add(answer)
             try:
-                shown = self._shown(ids)
+                shown = self._piece_texts(ids)
                 for piece in answer:
                     pieces.append(shown(piece))
                     show(pieces[-1])
@@ -100,7 +100,7 @@ class Job:
                 self.under_way.discard(answer)
         return "".join(pieces), answer.report
 
-    def _shown(self, ids: list[int]) -> Callable[[Piece], str]:
+    def _piece_texts(self, ids: list[int]) -> Callable[[Piece], str]:
         """A function that gives the text of each piece: of chats with marks around reasoning."""
         if not self.settings.chat:
             return lambda piece: piece.text
@@ -145,7 +145,7 @@ def run_generate(
 
     `listed`: the prompts are those of a file, and as many as `settings.parallel` are answered at once. The answer to a
     single prompt streams.
-    `cluster_name`: the user's name for the cluster, where it is not `settings.cluster`.
+    `cluster_name`: the user's name for the cluster, if it is not `settings.cluster`.
     """
     from odmoe.api.model import start_model
 

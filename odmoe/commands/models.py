@@ -43,16 +43,19 @@ def _lines(checkpoints: list[Entry], stores: list[Entry]) -> list[str]:
 
 def _table(title: str, entries: list[Entry], width: int | None) -> list[str]:
     """A line for each; in a narrow terminal family and format have a line of their own."""
-    rows = list(map(_row, _told_apart(entries)))
+    rows = list(map(_row, _with_own_names(entries)))
     lines = aligned([(title, *_HEADER), *rows], right=(1,))
     if width is None or max(map(len, lines)) <= width:
         return lines
     short = [(title, *_HEADER[:2]), *(row[:3] for row in rows)]
     head, *rest = aligned(short, right=(1,))
-    return [head, *(line for one, row in zip(entries, rest, strict=True) for line in (row, f"  {_kept(one)}"))]
+    return [
+        head,
+        *(line for one, row in zip(entries, rest, strict=True) for line in (row, f"  {_family_and_format(one)}")),
+    ]
 
 
-def _told_apart(entries: list[Entry]) -> list[Entry]:
+def _with_own_names(entries: list[Entry]) -> list[Entry]:
     """`odmoe pull demo` copies a model that came with OD-MoE, whose name then stands for the copy."""
     counts = Counter(one.name for one in entries)
     return [
@@ -71,5 +74,5 @@ def _format(one: Entry) -> str:
     return f"{one.format}; dense {one.dense}" if one.dense else one.format
 
 
-def _kept(one: Entry) -> str:
+def _family_and_format(one: Entry) -> str:
     return ", ".join(filter(None, [one.family, _format(one)]))

@@ -72,7 +72,7 @@ def _check_unused(entry: Entry) -> None:
 
 
 def _ask(line: str) -> None:
-    """Raises ConfigError where nobody can be asked, typer.Abort at Ctrl-C, typer.Exit at no."""
+    """Raises ConfigError if nobody can be asked, typer.Abort at Ctrl-C, typer.Exit at no."""
     if sys.stdin is None or not sys.stdin.isatty():
         raise ConfigError("there is no terminal to ask on; give -y to remove it, or --dry-run to see what would go")
     if not typer.confirm(f"remove {line}?", err=True):

@@ -122,8 +122,7 @@ def run_train_predictor(
     if training.tokens > context - 2:
         raise ConfigError(f"--tokens is {training.tokens}; allowed: 2 to {context - 2}, by the model's context")
     prepare_libraries(Settings().threads_a_node)
-    with terminal.status() as say:
-        say("loading the whole model with Transformers")
+    with terminal.status("loading the whole model with Transformers"):
         tokenizer = load_tokenizer(path, CorruptCheckpointError)
         ids = [
             (domain, encode(tokenizer, text, context - training.tokens))
@@ -193,7 +192,7 @@ def shuffle_texts(texts: list[str], seed: int) -> list[str]:
 def _split(
     samples: list[tuple[str, dict[int, Samples]]],
 ) -> tuple[dict[int, Samples], dict[str, dict[int, Samples]]]:
-    """What is learned, of all domains together, and by domain what is held out. Raises PromptError where a side has
+    """What is learned, of all domains together, and by domain what is held out. Raises PromptError if a side has
     no samples."""
     from odmoe.training.predictor_training import join_samples
 
@@ -207,7 +206,7 @@ def _split(
 
 
 def _weights_before(file: Path, observed: ObservedModel) -> dict[int, Any] | None:
-    """Of the file that will be replaced; None where there is none, or one of another model."""
+    """Of the file that will be replaced; None if there is none, or one of another model."""
     from checkpoint.prediction import token_predictor
 
     try:

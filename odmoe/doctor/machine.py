@@ -47,7 +47,7 @@ class Finding(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """One line of the report. `host`: `this machine`, or the host's name in the cluster file. `cure` is empty where
+    """One line of the report. `host`: `this machine`, or the host's name in the cluster file. `cure` is empty if
     nothing is to be done."""
 
     name: str

@@ -42,7 +42,7 @@ from odmoe.machines.ship import (
 )
 from odmoe.machines.ship_parts import Parts, plan_parts, push_parts
 from odmoe.machines.ssh import Ssh, size_of
-from odmoe.machines.table import HostTable, cause, copying
+from odmoe.machines.table import HostTable, cause, copy_bars
 from odmoe.settings.settings import Settings
 from odmoe.stores import store_of
 from odmoe.terminal import Terminal
@@ -223,7 +223,7 @@ class _BringUp:
         """All of it to every host; if the file says `replicas`, to workers their parts."""
         parts, hosts = self._parts, list(self._cluster.hosts)
         workers = self._cluster.hosts_of("worker_node") if parts else []
-        with copying(self._terminal.console, "store") as step:
+        with copy_bars(self._terminal.console, "store") as step:
             failed = push_store(self._ssh, [host for host in hosts if host not in workers], store, facts, step)
             if parts:
                 failed |= push_parts(self._ssh, workers, parts, facts, step)
@@ -310,7 +310,7 @@ class _BringUp:
             joined, ready = self._all_joined(), False
             try:
                 for seen in head.start(self._settings, store, until):
-                    self._table.see(seen)
+                    self._table.update(seen)
                     ready = seen["ready"]
                 return ready
             except HostError:
@@ -320,7 +320,7 @@ class _BringUp:
                     raise
             time.sleep(AGAIN_S)
             with contextlib.suppress(ODMoEError):
-                self._table.see(head.status(min(STATUS_S, max(1.0, until - time.monotonic()))))
+                self._table.update(head.status(min(STATUS_S, max(1.0, until - time.monotonic()))))
 
     def _all_joined(self) -> bool:
         return all(self._table.rows[host.address]["ray"] == "alive" for host in self._cluster.hosts)

@@ -57,7 +57,7 @@ def download(url: str, file: HubFile, target: Path, step: Callable[[int], None])
 
 
 def _lock(held: IO[bytes], partial: Path) -> None:
-    """Raises StoreWriteError where another process writes the same file."""
+    """Raises StoreWriteError if another process writes the same file."""
     try:
         fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:

@@ -172,7 +172,7 @@ def whole_call(text: str) -> CallPiece | None:
 
 
 def call_of(given: dict[str, Any]) -> CallPiece | None:
-    """A call from `{"name", "arguments"}`, perhaps within `function`. None where it has no name, or its arguments are
+    """A call from `{"name", "arguments"}`, perhaps within `function`. None if it has no name, or its arguments are
     no object."""
     function = given.get("function")
     function = function if isinstance(function, dict) else given

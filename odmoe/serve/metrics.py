@@ -134,7 +134,7 @@ class Metrics:
         self._next_token.observe(seconds)
 
     def on_ended(self, finish: str, report: Report | None) -> None:
-        """An answer that began has ended. `finish`: one of `FINISHES`. `report`: None where it ended without."""
+        """An answer that began has ended. `finish`: one of `FINISHES`. `report`: None if it ended without."""
         self._answers.labels(finish).inc()
         if report is not None and not report.exact:
             self._inexact.inc()

@@ -175,7 +175,7 @@ async def _events(exchange: Exchange, writer: ResponseWriter, held: Held) -> Asy
 
 
 def _last_event(service: Service, request_id: str, writer: ResponseWriter, error: Exception) -> bytes:
-    """Of a stream that fails. None where nobody reads it."""
+    """Of a stream that fails. None if nobody reads it."""
     if isinstance(error, ClientGoneError):
         return b""
     service.log_failure(request_id, error)

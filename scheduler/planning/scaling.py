@@ -302,7 +302,7 @@ def first_token_s(setup: Setup, group_size: int, slots: int, prompt_tokens: int)
 
 
 def scenario_of(setup: Setup, group_size: int, slots: int, tokens: int, prompt_tokens: int | None) -> Scenario:
-    """`prompt_tokens`: None where prefill is not simulated."""
+    """`prompt_tokens`: None if prefill is not simulated."""
     profile = scale_profile(setup)
     return Scenario(
         profile,

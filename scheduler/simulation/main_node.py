@@ -33,7 +33,7 @@ class SimulatedMain:
         ended: Callable[[list[StepPass], bool], None],
         spans: list[Span] | None,
     ) -> None:
-        """`foresight`: takes gates with scores, where a policy reads them."""
+        """`foresight`: takes gates with scores, if a policy reads them."""
         self.idle_from: float | None = None
         """Since when it waits for a layer's experts. None: it computes, or has no step."""
         self.cause: CallTimes | None = None

@@ -185,7 +185,7 @@ def _read(arrays: dict[str, Array]) -> RoutingTrace:
 
 
 def write_trace(path: Path, trace: RoutingTrace, half: bool = False) -> None:
-    """`half`: scores in float16. Raises ConfigError where the file cannot be written."""
+    """`half`: scores in float16. Raises ConfigError if the file cannot be written."""
     arrays: dict[str, Any] = {
         "schema": np.array(SCHEMA),
         "version": np.array(VERSION),

@@ -80,7 +80,7 @@ class Outcome:
 
     @property
     def answer(self) -> Answer:
-        """That of the only request. Raises ValueError where there are several."""
+        """That of the only request. Raises ValueError if there are several."""
         (only,) = self.answers
         return only
 
@@ -112,7 +112,7 @@ class Outcome:
 
     @property
     def decode_tokens_per_s(self) -> float | None:
-        """The rate of all requests together. None where each answer has one token."""
+        """The rate of all requests together. None if each answer has one token."""
         return self.decoded_tokens / self.decode_s if self.decoded_tokens else None
 
     @property

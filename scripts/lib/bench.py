@@ -49,7 +49,7 @@ class Answered:
     cpu_s: float
 
     def figures(self) -> dict[str, Any]:
-        """What a cell keeps. Times in seconds; rates None where there was nothing to count."""
+        """What a cell keeps. Times in seconds; rates None if there was nothing to count."""
         report = self.report
         count = report.new_tokens - 1
         return {
@@ -105,7 +105,7 @@ class Side:
 
     def ask(self, variant: str, number: int, place: int = 0) -> Answered | AnsweredTogether:
         """The answer to prompt `number`, or those to the prompts that have it. `place`: of a variant that is asked the
-        same several times, and that keeps nothing from one answer to the next. Raises ConfigError where a variant
+        same several times, and that keeps nothing from one answer to the next. Raises ConfigError if a variant
         cannot be with this budget."""
         if place and self._done.get(variant) == number + 1:
             return self._ask(variant, number)
@@ -225,7 +225,7 @@ class Bench:
         return found.replace(**{field: "always" for field, is_read in named.items() if is_read})
 
     def answer(self, model: str, variant: str, budget: int, number: int, place: int = 0) -> dict[str, Any]:
-        """Figures of prompt `number` of those that are measured; `refused`: why it cannot be, where it cannot.
+        """Figures of prompt `number` of those that are measured; `refused`: why it cannot be, if it cannot.
         `place`: see `Side.ask`."""
         if self._side is None or self._side[0] != (model, budget):
             self.close()

@@ -38,7 +38,7 @@ def measured_prompts() -> dict[str, list[str]]:
 
 def mixed_prompts(count: int, seed: int = 0) -> list[tuple[str, str]]:
     """`count` times (domain, prompt): one of each domain in turns, each domain's drawn by `seed`. Raises SystemExit
-    where there are not so many."""
+    if there are not so many."""
     draw = random.Random(seed)
     drawn = [[(name, text) for text in draw.sample(texts, len(texts))] for name, texts in measured_prompts().items()]
     found = list(itertools.chain.from_iterable(zip(*drawn, strict=False)))

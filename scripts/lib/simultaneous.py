@@ -105,7 +105,7 @@ class AnsweredTogether:
 
 
 def _mean(values: Iterable[float | None]) -> float | None:
-    """None where one is."""
+    """None if one is."""
     found = list(values)
     known = [value for value in found if value is not None]
     return fmean(known) if len(known) == len(found) else None

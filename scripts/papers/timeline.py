@@ -59,7 +59,7 @@ def window(spans: list[Span], number: int | None, count: int = 1) -> tuple[float
     """(start, end, number) of `count` decoded tokens from `number` on. Times in seconds. None: from a token of median
     length on, or an earlier one where too few follow it.
 
-    Raises ConfigError where there are no such tokens.
+    Raises ConfigError if there are no such tokens.
     """
     tokens = [s for s in spans if s.what == "token"][1:] or [s for s in spans if s.what == "token"]
     if not tokens:

@@ -107,7 +107,7 @@ class _Service:
 
     def run(self, cluster: ClusterFile) -> int:
         """Until it ends. Returns its exit code. Raises HostError if the main host or the service there was lost, and
-        OSError where its log cannot be written here."""
+        OSError if its log cannot be written here."""
         self._since = None
         with started_there(cluster) as there:
             try:
@@ -178,7 +178,7 @@ def _signals(remote: Remote) -> Iterator[list[int]]:
 
 
 def _check(here: tuple[str, int], cluster: ClusterFile) -> None:
-    """Raises HostError where the main host takes no connections from here: its sshd may forbid it."""
+    """Raises HostError if the main host takes no connections from here: its sshd may forbid it."""
     address = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(here[0], here[0])
     with contextlib.closing(http.client.HTTPConnection(address, here[1], timeout=CHECK_S)) as connection:
         try:

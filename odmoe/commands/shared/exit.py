@@ -69,7 +69,7 @@ def outcome(work: Callable[[], object], as_json: bool = False) -> int:
         code = 128 + (_ended_by or signal.SIGINT)
     for number, word in ENDINGS.items():
         if code == 128 + number:
-            _say(word)
+            _print_line(word)
     return code if isinstance(code, int) else 0
 
 
@@ -116,7 +116,7 @@ def _explain(name: str, message: str, as_json: bool) -> None:
     if has_flag("--debug"):
         traceback.print_exc()
     message = " ".join(message.split())
-    _say(f"odmoe: {name}: {message}")
+    _print_line(f"odmoe: {name}: {message}")
     if as_json:
         print_error(name, message)
 
@@ -134,7 +134,7 @@ def print_error(name: str, message: str) -> None:
         sys.stdout.flush()
 
 
-def _say(line: str) -> None:
+def _print_line(line: str) -> None:
     with contextlib.suppress(OSError):
         sys.stderr.write(f"{one_line(line)}\n")
 
@@ -146,7 +146,7 @@ _last_signal = float("-inf")
 
 
 def forgive_interrupt() -> bool:
-    """Whether a KeyboardInterrupt was Ctrl-C, after which the command goes on: the next one counts again. False where
+    """Whether a KeyboardInterrupt was Ctrl-C, after which the command goes on: the next one counts again. False if
     it was SIGTERM, which ends the command."""
     global _ended_by, _last_signal
     if _ended_by == signal.SIGTERM:

@@ -49,7 +49,7 @@ class Line:
     label: str
     text: str
     shown: bool = True
-    """False where the figure means nothing for this answer."""
+    """False if the figure means nothing for this answer."""
     timed: bool = False
     """A measured time or a rate. The profile is named beside it where the times are emulated."""
 

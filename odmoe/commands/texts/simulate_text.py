@@ -38,10 +38,10 @@ def show(facts: dict[str, Any]) -> None:
         console.print(f"  {name:<{max(len(name) for name, _ in rows)}}  {escape(value)}", soft_wrap=True, markup=False)
     if facts["bound"] is not None:
         what = "token" if len(facts["requests"]) == 1 and not facts["draft"] else "step"
-        for line in _where(what, facts["where_ms"], CAUSES if facts["predictor"] != "none" else _UNFORESEEN):
+        for line in _time_lines(what, facts["where_ms"], CAUSES if facts["predictor"] != "none" else _UNFORESEEN):
             console.print(line, soft_wrap=True)
     if "recorded_ttft_s" in facts["requests"][0]:
-        console.print(_beside(facts["requests"]))
+        console.print(_recorded_table(facts["requests"]))
     if facts["trace"] is not None and len(facts["requests"]) > 1:
         console.print(f"{facts['trace']} has the first request", soft_wrap=True, markup=False)
 
@@ -129,7 +129,7 @@ def _requests(facts: dict[str, Any]) -> str:
     return f"{found}, dense layers {'together' if facts['batch_dense'] else 'one by one'}"
 
 
-def _where(what: str, where: dict[str, float], causes: dict[str, str]) -> Iterator[str]:
+def _time_lines(what: str, where: dict[str, float], causes: dict[str, str]) -> Iterator[str]:
     """The time of a decode token or step, by cause."""
     whole, wide = sum(where.values()), max(map(len, causes.values()))
     yield f"a decode {what}: {whole:.1f} ms"
@@ -138,7 +138,7 @@ def _where(what: str, where: dict[str, float], causes: dict[str, str]) -> Iterat
         yield f"  {words:<{wide}}  {where[cause]:8.2f} ms  {share:6.1%}  {'█' * round(BAR * share)}".rstrip()
 
 
-def _beside(requests: list[dict[str, Any]]) -> Table:
+def _recorded_table(requests: list[dict[str, Any]]) -> Table:
     """The simulated and the recorded speed of each request."""
     table = Table(box=None, padding=(0, 1), show_header=True, header_style="")
     for name in ("request", "first token s", "recorded", "decode tokens/s", "recorded"):

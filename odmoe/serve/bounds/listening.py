@@ -34,7 +34,7 @@ class ListeningSocket(socket.socket):
         self._accepted, self._rests_until = 0, 0.0
 
     def accept(self) -> tuple[socket.socket, Any]:
-        """Raises BlockingIOError where none waits, or others have to have a turn."""
+        """Raises BlockingIOError if none waits, or others have to have a turn."""
         self._accepted += 1
         if self._accepted > AT_ONCE or time.monotonic() < self._rests_until:
             self._accepted = 0

@@ -65,7 +65,7 @@ class CompletionShape:
         texts: list[str],
         record_id: str,
     ) -> None:
-        """`texts`: of the prompts, where they are echoed."""
+        """`texts`: of the prompts, if they are echoed."""
         self._service, self._request, self._texts = service, request, texts
         self._engine_request = engine_request
         self._offsets: dict[int, Offsets] = {}

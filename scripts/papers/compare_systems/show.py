@@ -65,7 +65,7 @@ TOGETHER = ("token_s", "requests_per_step")
 
 
 def middle(values: Iterable[float | None]) -> float | None:
-    """Their median; None where there are none."""
+    """Their median; None if there are none."""
     known = [value for value in values if value is not None]
     return statistics.median(known) if known else None
 

@@ -31,7 +31,7 @@ COLOURS = ((BLUE, "o"), (AMBER, "s"), (RED, "D"), (PURPLE, "^"))
 
 
 def row_of(fixed: dict[str, Any], answers: list[dict[str, Any]], ratios: list[float | None]) -> dict[str, Any]:
-    """One system at one length: medians over prompts. `ratios`: each answer's time over on-demand's, None where there
+    """One system at one length: medians over prompts. `ratios`: each answer's time over on-demand's, None if there
     is nothing next to it. What refuses to be has `refused`."""
     refused = next((one["refused"] for one in answers if "refused" in one), None)
     if refused is not None:
