@@ -24,7 +24,7 @@ from rich.text import Text
 
 from odmoe.machines.cluster_file import ClusterFile, Host
 from odmoe.machines.head import NODE_UNKNOWN
-from odmoe.terminal import aligned, megabytes
+from odmoe.terminal import aligned, count_text, megabytes
 from scheduler.errors import HostError
 from scheduler.one_line import one_line
 
@@ -184,5 +184,5 @@ def copy_bars(console: Console, what: str) -> Iterator[Callable[[str, int, int],
     if bytes_of:
         copied = sum(done for done, _ in bytes_of.values())
         rate = megabytes(int(copied / max(0.1, time.monotonic() - began)))
-        hosts = f"{len(bytes_of)} host{'' if len(bytes_of) == 1 else 's'}"
+        hosts = count_text(len(bytes_of), "host")
         console.print(f"{what}: {megabytes(copied)} to {hosts}, {rate}/s", markup=False, soft_wrap=True)

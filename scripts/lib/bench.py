@@ -29,7 +29,7 @@ from scripts.lib.flags import common_flags, experiment_flags, parse_flags, posit
 from scripts.lib.ledger import digest
 from scripts.lib.paths import ROOT
 from scripts.lib.prompts import mixed_prompts
-from scripts.lib.simultaneous import AnsweredTogether, ask_together
+from scripts.lib.simultaneous import AnsweredTogether, ask_together, figures_of
 from scripts.lib.timing.calibration import Calibration
 from scripts.lib.timing.idleness import Others
 from scripts.lib.widened import widened_copy
@@ -49,30 +49,12 @@ class Answered:
     cpu_s: float
 
     def figures(self) -> dict[str, Any]:
-        """What a cell keeps. Times in seconds; rates None if there was nothing to count."""
-        report = self.report
-        count = report.new_tokens - 1
+        """What a cell keeps. Times in seconds."""
+        count = self.report.new_tokens - 1
         return {
-            "token_ids": list(report.token_ids),
-            "ttft_s": report.ttft_s,
-            "tpot_s": report.decode_s / count,
+            **figures_of([self.report], self.prefill_bytes),
+            "tpot_s": self.report.decode_s / count,
             "cpu_s_a_token": self.cpu_s / count,
-            "hit_rate": report.hits / report.named if report.named else None,
-            "named": report.named,
-            "recall": report.recall,
-            "recall_in_time": report.recall_in_time,
-            "loads_a_token": (report.loads - report.prefill_loads) / count,
-            "bytes_a_token": (report.bytes_loaded - self.prefill_bytes) / count,
-            "prefill_bytes": self.prefill_bytes,
-            "unused_loads": report.unused_loads,
-            "stall_s_a_token": report.stall_s / count,
-            "device_bytes": sum(report.memory_bytes["workers"]),
-            "shadow_bytes": report.memory_bytes["shadow"],
-            "total_bytes": sum(report.memory_shares.values()),
-            "resident_max": sum(report.resident_experts_max),
-            "host_computed": report.host_computed,
-            "exact": report.exact,
-            "emulated": report.emulated,
         }
 
 

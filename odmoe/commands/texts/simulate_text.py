@@ -57,7 +57,7 @@ def _rows(facts: dict[str, Any]) -> Iterator[tuple[str, str]]:
         yield "routes", facts["routes"]
     if facts["route_model"] is not None:
         yield "routes", _ROUTES.get(facts["route_model"], f"drawn like those of models/{facts['route_model']}")
-    slots = f"{facts['slots']} slot{'s' * (facts['slots'] > 1)} each"
+    slots = f"{count_text(facts['slots'], 'slot')} each"
     stay = {"none": "", "all": ", experts stay"}.get(facts["residency"], f", residency {facts['residency']}")
     if facts["host_slots"] is not None:
         stay += f", host memory for {facts['host_slots']} experts each ({facts['host_residency']})"
