@@ -68,26 +68,14 @@ def bench(
         raise ConfigError("--store and --folder are both given; give one of them")
     if tls is not None and serve is None and link is None:
         raise ConfigError("--tls is given without --link or --serve, and nothing reads it; leave it out")
-    for name, value in (
-        ("--folder", folder),
-        ("--store", store),
-        ("--expert-bytes", expert_bytes),
-        ("--output", output),
-    ):
-        if serve is not None and value is not None:
-            raise ConfigError(f"--serve and {name} are both given; --serve measures no disk, so leave {name} out")
+    disk = {"--folder": folder, "--store": store, "--expert-bytes": expert_bytes, "--output": output}
+    if serve is not None and (given := [name for name, value in disk.items() if value is not None]):
+        raise ConfigError(f"--serve and {given[0]} are both given; --serve measures no disk, so leave {given[0]} out")
     if output is not None:
         check_writable("--output", str(output))
     secret, identity = _credentials(tls)
     if serve is not None:
-        from odmoe.bench.link import SERVE_S
-        from odmoe.bench.link import serve as serve_link
-
-        host, port = _address("--serve", serve, 0)
-        duration = f"for {SERVE_S / 60:g} minutes or until Ctrl-C"
-        serve_link(
-            host, port, secret, identity, lambda at: print(f"odmoe bench --link to here, {duration}: {at}", flush=True)
-        )
+        _serve_peer(serve, secret, identity)
         return
     if link is not None:
         _address("--link", link, 1)
@@ -95,6 +83,15 @@ def bench(
     if output is not None:
         _write_profile(output, found, Terminal(quiet, debug))
     print(json.dumps(as_dict(found)) if as_json else as_text(found))
+
+
+def _serve_peer(address: str, secret: str | None, identity: Identity | None) -> None:
+    """Answer `bench --link` of other hosts. Raises ConfigError."""
+    from odmoe.bench.link import SERVE_S, serve
+
+    host, port = _address("--serve", address, 0)
+    duration = f"for {SERVE_S / 60:g} minutes or until Ctrl-C"
+    serve(host, port, secret, identity, lambda at: print(f"odmoe bench --link to here, {duration}: {at}", flush=True))
 
 
 def _size(text: str) -> int:
@@ -165,8 +162,8 @@ def run_bench(
     identity: Identity | None,
     terminal: Terminal,
 ) -> Bench:
-    """Measure. `peer`: address of a host that runs `odmoe bench --serve`; loopback where it is None.
-    `expert_bytes`: size of an expert in the new file, EXPERT_BYTES where it is None.
+    """Measure. `peer`: address of a host that runs `odmoe bench --serve`; loopback if it is None.
+    `expert_bytes`: size of an expert in the new file, EXPERT_BYTES if it is None.
 
     Raises ConfigError, StoreError, LaunchError, or a ClusterError of the link.
     """

@@ -81,21 +81,23 @@ def shard(
 
     An interrupted run resumes where it stopped.
     """
-    if dtype is not None and dtype not in DTYPES:
-        raise ConfigError(f"--dtype is {dtype!r}; allowed: {', '.join(DTYPES)}")
-    if experts is not None and experts not in EXPERTS:
-        raise ConfigError(f"--experts is {experts!r}; allowed: {', '.join(EXPERTS)}")
+    for name, value, allowed in (("dtype", dtype, DTYPES), ("experts", experts, EXPERTS), ("dense", dense, DENSE)):
+        if value is not None and value not in allowed:
+            raise ConfigError(f"--{name} is {value!r}; allowed: {', '.join(allowed)}")
     if group is not None:
-        if experts not in BITS:
-            raise ConfigError(f"--group is {group}; it is for --experts {' and '.join(BITS)}")
-        if group not in GROUPS:
-            raise ConfigError(f"--group is {group}; allowed: {', '.join(map(str, GROUPS))}")
-        experts = Quantisation(experts, group).experts
-    if dense is not None and dense not in DENSE:
-        raise ConfigError(f"--dense is {dense!r}; allowed: {', '.join(DENSE)}")
+        experts = _grouped(experts, group)
     form_names = [name.strip() for name in forms.split(",")] if forms else []
     split = _split_of(parts, replicas)
     run_shard(model, store, Output(as_json, quiet, debug), dtype, form_names, verify, experts, dense, split)
+
+
+def _grouped(experts: str | None, group: int) -> str:
+    """The name of this quantisation. Raises ConfigError."""
+    if experts not in BITS:
+        raise ConfigError(f"--group is {group}; it is for --experts {' and '.join(BITS)}")
+    if group not in GROUPS:
+        raise ConfigError(f"--group is {group}; allowed: {', '.join(map(str, GROUPS))}")
+    return Quantisation(experts, group).experts
 
 
 def _split_of(parts: int | None, replicas: int | None) -> tuple[int, int] | None:

@@ -101,7 +101,7 @@ def run_train_predictor(
     terminal: Terminal,
 ) -> None:
     """Train, write and report. `prompts`: domain -> texts, two or more. `output`:
-    MODEL/token_predictor.safetensors where it is None.
+    MODEL/token_predictor.safetensors if it is None.
 
     Raises ConfigError, CheckpointError, DoesNotFitError or PromptError before the model is loaded.
     """
@@ -111,7 +111,6 @@ def run_train_predictor(
     from odmoe.text import encode, load_tokenizer
     from odmoe.training.observed_model import ObservedModel
     from odmoe.training.predictor_training import collect, fit, join_samples, mean_of, measure
-    from wire.machine import processor_name
 
     prepare_process(terminal.debug)
     path = find_model(model)
@@ -143,12 +142,26 @@ def run_train_predictor(
         layers=measure(weights, before, unseen),
         domains={domain: mean_of(measure(weights, before, rows)) for domain, rows in held.items() if rows},
     )
-    facts = {
-        "model": path.name,
-        "answers": len(ids),
+    counts = {"learned": len(_first(learned).inputs), "held out": len(_first(unseen).inputs)}
+    facts = _facts(path.name, prompts, training, counts, found)
+    token_predictor.save(token_predictor.TokenPredictor(weights, facts), observed.gates, file)
+    if file.parent.resolve() == path.resolve():
+        sign(file)
+    print(json.dumps(as_dict(file, facts, found)) if as_json else as_text(file, facts, found))
+
+
+def _facts(
+    model: str, prompts: dict[str, list[str]], training: Training, tokens: dict[str, int], found: Found
+) -> dict[str, Any]:
+    """What the file says of itself."""
+    from wire.machine import processor_name
+
+    return {
+        "model": model,
+        "answers": sum(map(len, prompts.values())),
         "domains": {domain: len(texts) for domain, texts in prompts.items()},
         "prompts": digest(prompts),
-        "tokens": {"learned": len(_first(learned).inputs), "held out": len(_first(unseen).inputs)},
+        "tokens": tokens,
         "steps": training.steps,
         "seed": training.seed,
         "accuracy by layer": {str(layer): one.after for layer, one in found.layers.items()},
@@ -158,10 +171,6 @@ def run_train_predictor(
         "machine": f"{processor_name()}, torch {version('torch')}, transformers {version('transformers')}",
         "when": time.strftime("%Y-%m-%d"),
     }
-    token_predictor.save(token_predictor.TokenPredictor(weights, facts), observed.gates, file)
-    if file.parent.resolve() == path.resolve():
-        sign(file)
-    print(json.dumps(as_dict(file, facts, found)) if as_json else as_text(file, facts, found))
 
 
 @dataclass(frozen=True, slots=True)
