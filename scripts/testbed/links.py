@@ -117,26 +117,9 @@ def connect(layout: Layout, host: Host, pid: int, rate: str) -> list[str]:
     outer = layout.link(host)
     found: list[str] = []
     if not exists(outer):
-        call(
-            [
-                tool("ip"),
-                "link",
-                "add",
-                "name",
-                outer,
-                "address",
-                f"02:0e{hardware(host.address)[5:]}",
-                "type",
-                "veth",
-                "peer",
-                "name",
-                DEVICE,
-                "address",
-                hardware(host.address),
-                "netns",
-                str(pid),
-            ]
-        )
+        ends = f"name {outer} address 02:0e{hardware(host.address)[5:]} type veth"
+        peer = f"peer name {DEVICE} address {hardware(host.address)} netns {pid}"
+        call([tool("ip"), "link", "add", *ends.split(), *peer.split()])
         found.append("no link")
     else:
         found += [] if master(outer) == layout.bridge else ["link not on the bridge"]

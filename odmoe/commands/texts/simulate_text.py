@@ -75,22 +75,7 @@ def _rows(facts: dict[str, Any]) -> Iterator[tuple[str, str]]:
     yield "first token", f"{facts['ttft_s']:.3f} s{average}, prefill {facts['prefill']}"
     rate = facts["decode_tokens_per_s"]
     if rate is not None:
-        yield "decoding", f"{rate:.2f} tokens/s{by_luck(facts['luck'])}{', all requests together' * several}"
-        if several:
-            gap = facts["token_gap_s"]
-            yield "next token", f"after {gap['median']:.3f} s (median), {gap['worst']:.3f} s at worst"
-        if facts["rows_a_pass"] is not None:
-            yield "drafts", _drafts(facts)
-        yield "loads", f"{facts['loads_a_token']:.1f} per token, {facts['reloads_a_token']:.1f} of them reloads"
-        if facts["loads_from_memory"] is not None:
-            yield "host memory", f"{facts['loads_from_memory']:.1%} of all loads found their expert there, not on disk"
-        if facts["hit_rate"] is not None and facts["residency"] != "none":
-            yield "hits", f"{facts['hit_rate']:.1%} of the experts used were in a slot when the gate fired"
-        if facts["misses_a_token"] is not None and facts["residency"] != "none":
-            yield "misses", _misses(facts["misses_a_token"])
-        if several and facts["experts_a_layer"] is not None:
-            each = f"{facts['tokens_a_step']:.1f} tokens need {facts['experts_a_layer']:.2f} of {model['experts']}"
-            yield "step", f"{each} experts in a layer"
+        yield from _decode_rows(facts, rate)
     yield "overall", f"{facts['tokens_per_s']:.2f} tokens/s"
     if facts["recall"] is not None:
         yield "recall", f"{facts['recall']:.2%}"
@@ -98,6 +83,27 @@ def _rows(facts: dict[str, Any]) -> Iterator[tuple[str, str]]:
         chance = facts["bound"] == "shadow" and facts["predictor"] != "sep"  # there is no shadow
         yield "bottleneck", "wrong predictions" if chance else facts["bound"]
     yield "simulated in", f"{facts['wall_s']:.2f} s"
+
+
+def _decode_rows(facts: dict[str, Any], rate: float) -> Iterator[tuple[str, str]]:
+    """`rate`: tokens/s."""
+    several = len(facts["requests"]) > 1
+    yield "decoding", f"{rate:.2f} tokens/s{by_luck(facts['luck'])}{', all requests together' * several}"
+    if several:
+        gap = facts["token_gap_s"]
+        yield "next token", f"after {gap['median']:.3f} s (median), {gap['worst']:.3f} s at worst"
+    if facts["rows_a_pass"] is not None:
+        yield "drafts", _drafts(facts)
+    yield "loads", f"{facts['loads_a_token']:.1f} per token, {facts['reloads_a_token']:.1f} of them reloads"
+    if facts["loads_from_memory"] is not None:
+        yield "host memory", f"{facts['loads_from_memory']:.1%} of all loads found their expert there, not on disk"
+    if facts["hit_rate"] is not None and facts["residency"] != "none":
+        yield "hits", f"{facts['hit_rate']:.1%} of the experts used were in a slot when the gate fired"
+    if facts["misses_a_token"] is not None and facts["residency"] != "none":
+        yield "misses", _misses(facts["misses_a_token"])
+    if several and facts["experts_a_layer"] is not None:
+        each = f"{facts['tokens_a_step']:.1f} tokens need {facts['experts_a_layer']:.2f} of {facts['model']['experts']}"
+        yield "step", f"{each} experts in a layer"
 
 
 def by_luck(share: float | None) -> str:
