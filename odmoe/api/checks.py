@@ -13,7 +13,7 @@ from scheduler.timing.profile import find_profile
 
 
 def check_start(settings: Settings, named: Callable[[str], str], ends: str) -> None:
-    """That there is a model to start, or a cluster to join, and retries only where a main node can come back.
+    """That there is a model to start, or a cluster to join, and retries only if a main node can come back.
 
     `named`: gives the name of a setting in messages. `ends`: what the nodes end with, a command or a process. Raises
     ConfigError.

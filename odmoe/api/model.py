@@ -87,11 +87,11 @@ class Model(Closing):
         return self._stream(chat_query(messages, options))
 
     async def agenerate(self, prompt: Prompt, **options: Unpack[Options]) -> Completion:
-        """As `generate`. Where the task is cancelled, the answer is given up at once."""
+        """As `generate`. If the task is cancelled, the answer is given up at once."""
         return await self._astream(prompt_query(prompt, options)).read()
 
     async def achat(self, messages: Sequence[Message], **options: Unpack[Options]) -> Completion:
-        """As `chat`. Where the task is cancelled, the answer is given up at once."""
+        """As `chat`. If the task is cancelled, the answer is given up at once."""
         return await self._astream(chat_query(messages, options)).read()
 
     def astream(self, prompt: Prompt, **options: Unpack[Options]) -> AsyncStream:
@@ -165,7 +165,7 @@ class Model(Closing):
 
 
 def open_model(settings: Settings, terminal: Terminal) -> OpenedModel:
-    """Open the model of the settings; make its store where there is none. `terminal` shows the progress.
+    """Open the model of the settings; make its store if there is none. `terminal` shows the progress.
 
     Raises ConfigError, CheckpointError, StoreError.
     """

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from wire.rpc.tls import Identity
 
 EXPERT_BYTES = 20 << 20
-"""Size of an expert in the new file, where none is given."""
+"""Size of an expert in the new file, if none is given."""
 
 
 def bench(

@@ -165,7 +165,7 @@ def run_generate(
                 else:
                     _answer_one(job, ids[0], output, terminal)
         finally:
-            write_records(settings, job.served, model)  # most wanted where something went wrong
+            write_records(settings, job.served, model)  # most wanted if something went wrong
 
 
 def _tokens(opened: OpenedModel, prompts: list[str]) -> list[list[int]]:
@@ -224,7 +224,7 @@ def _answer_one(job: Job, ids: list[int], output: Output, terminal: Terminal) ->
 
 
 def progress_of(tokens: int, served: Settings) -> str:
-    """What is shown of an answer after so many tokens. Where the nodes start with the command, the second token waits
+    """What is shown of an answer after so many tokens. If the nodes start with the command, the second token waits
     for the shadow."""
     waits = tokens == 1 and served.has_shadow and not served.uses_existing_ray
     return f"answering: {count_text(tokens, 'token')}" + "; decoding begins when the shadow is ready" * waits

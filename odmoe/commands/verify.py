@@ -158,7 +158,7 @@ def _ready_store(settings: Settings, terminal: Terminal) -> tuple[Settings, Expe
 def _expected_answers(
     path: Path, store: ExpertStore, device: torch.device, ids: list[list[int]], tokens: int, terminal: Terminal
 ) -> list[Answer]:
-    """Those of Transformers, with the store's weights where these are others than the checkpoint's."""
+    """Those of Transformers, with the store's weights if these are others than the checkpoint's."""
     from checkpoint.devices.names import return_memory
     from checkpoint.encoded_dense import EncodedFiles
     from odmoe.commands.shared.whole_model import load_whole

@@ -124,7 +124,7 @@ def has_gpu():
 
 
 def library(python):
-    """What torch there says of itself and of the GPUs; {"fault": why} where it cannot be asked."""
+    """What torch there says of itself and of the GPUs; {"fault": why} if it cannot be asked."""
     if not python or not os.access(python, os.X_OK):
         return {"fault": "there is no environment yet"}
     try:
@@ -292,7 +292,7 @@ def answer(link):
 
 def link(asked):
     """Bits a second to and from another machine that runs `sink`, and seconds of a round trip: the median of several.
-    {"blocked": why} where it is not reached."""
+    {"blocked": why} if it is not reached."""
     end = time.monotonic() + CONNECT_S
     while True:
         try:

@@ -11,7 +11,7 @@ from odmoe.doctor.machine import ALL, HERE, HOST, RUNS, Finding, Machine, NotKno
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """`cure`: what to do where the finding does not say it itself."""
+    """`cure`: what to do if the finding does not say it itself."""
 
     name: str
     run: Callable[[Machine], Finding]

@@ -18,7 +18,7 @@ _QUANTISATION = re.compile(r"(?:^|[-._])((?:UD-)?(?:I?Q\d\w*|BF16|F16|F32|MXFP4\
 
 @dataclass(frozen=True, slots=True)
 class HubFile:
-    """A file of a repository. `digest`: its SHA-256 where it is kept as LFS; `key`: its name in the Hub's cache."""
+    """A file of a repository. `digest`: its SHA-256 if it is kept as LFS; `key`: its name in the Hub's cache."""
 
     name: str
     bytes: int

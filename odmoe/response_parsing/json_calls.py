@@ -91,7 +91,7 @@ class JsonCalls:
     def __init__(self) -> None:
         self.is_broken = False
         self._object = ""
-        """The call under way, up to its arguments; all of it where they do not come second."""
+        """The call under way, up to its arguments; all of it if they do not come second."""
         self._extent = JsonExtent()
         self._arguments: Arguments | None = None
         self._count = 0

@@ -300,7 +300,7 @@ def join_deltas(deltas: list[Delta]) -> list[Delta]:
 
 
 def merge_deltas(deltas: list[Delta]) -> dict[str, Any]:
-    """The message that deltas make: `content`, `reasoning_content` and `tool_calls`, where there are any."""
+    """The message that deltas make: `content`, `reasoning_content` and `tool_calls`, if there are any."""
     message: dict[str, Any] = {}
     calls: list[dict[str, Any]] = []
     for delta in deltas:

@@ -109,7 +109,7 @@ FORMATS: dict[str, Callable[[dict[str, Any]], str]] = {"text": as_text, "json": 
 
 
 def _request_id(scope: Scope) -> str:
-    """The client's own, or a new one where it has none or one with other characters."""
+    """The client's own, or a new one if it has none or one with other characters."""
     given = Headers(raw=scope.get("headers", [])).get("x-request-id", "")
     return given if OWN_ID.fullmatch(given) else secrets.token_hex(12)
 

@@ -69,7 +69,7 @@ class FiguresReader:
             pending.set_exception(error)
 
     def _log_change(self, trouble: str) -> None:
-        """Once for each trouble, and once where it is over."""
+        """Once for each trouble, and once when it is over."""
         with self._lock:
             before, self._trouble = self._trouble, trouble
         if trouble and trouble != before:

@@ -37,7 +37,7 @@ class ResponseWriter(Protocol):
         """What ends a stream that fails."""
 
     def whole(self, got: list[AnswerEvent], usage: dict[str, Any]) -> bytes:
-        """The response where no stream was asked for."""
+        """The response if no stream was asked for."""
 
 
 class OpenAIWriter:

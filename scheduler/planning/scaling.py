@@ -36,7 +36,7 @@ from scheduler.types import ModelSize
 PROMPTS = (16, 128)
 
 _VISITS = 4096  # expert computations that a simulated answer should have, for a stable figure
-_VISITS_COMPARED = 768  # likewise, where it is compared with another on the same routes
+_VISITS_COMPARED = 768  # likewise, if it is compared with another on the same routes
 _LEAST, _MOST = 6, 64  # tokens of such an answer
 _LEAST_COMPARED = 2
 _VISITS_TOGETHER, _LEAST_TOGETHER = 2048, 2  # of several answers, and tokens of each

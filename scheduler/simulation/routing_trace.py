@@ -5,7 +5,7 @@ layers and E experts a layer:
 
 - `schema`: the text `odmoe-routes`; `version`: 1; `model`, `source`: texts, for people.
 - `num_experts`: E.
-- `experts` [T, L, top-k], integers: the experts that a token's gate chose, best first where the source has an order.
+- `experts` [T, L, top-k], integers: the experts that a token's gate chose, best first if the source has an order.
 - `request` [T]: the number of the token's request, from 0, ascending. `prompt_tokens` [R]: how many of the request's
   first tokens are its prompt.
 - `scores` [T, L, E], floats, optional: what the gate gave every expert; routing weights are proportional to it.

@@ -70,11 +70,11 @@ class Outcome:
     steps: int
     """Steps that decode."""
     union: float | None
-    """Different experts of a layer that the rows of an average step need, where it only decodes; None without any."""
+    """Different experts of a layer that the rows of an average step need, if it only decodes; None without any."""
     events: int
     """The number of events."""
     misses: Misses | None = None
-    """None unless asked for, and where every expert has a slot of its own or a host computes: that takes no slot."""
+    """None unless asked for, and if every expert has a slot of its own or a host computes: that takes no slot."""
     drafted: tuple[int, int, int] = (0, 0, 0)
     """Where the shadow drafts: passes that decode, their rows, and the tokens that they gave."""
 

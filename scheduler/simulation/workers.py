@@ -92,7 +92,7 @@ class SimulatedWorkers:
     ) -> None:
         """The next worker, numbered from 0. `largest`: the form for which its slots have room. `own`: its times, if
         not those of all. `held`: its part of the store. `host_slots`: None if host memory has all experts. Raises
-        ConfigError where the profile has no times for a disk that is needed."""
+        ConfigError if the profile has no times for a disk that is needed."""
         profile, number = own or self._profile, len(self._workers)
         self._workers.append(_Worker([None] * slots, profile, profile.compute_s, host_slots is not None))
         call_s, row_s = profile.device_costs

@@ -1,6 +1,6 @@
 """What the scripts about systems share: prompts, clusters of one worker with a budget, and what an answer cost.
 
-Experts are read from the expert store on the disk, past the page cache (O_DIRECT) where the file system can do that,
+Experts are read from the expert store on the disk, past the page cache (O_DIRECT) if the file system can do that,
 into as many slots as the budget has room for: a miss is a read, a hit is none.
 """
 
@@ -42,7 +42,7 @@ BUDGETS = (10, 25, 50, 100)
 @dataclass(frozen=True, slots=True)
 class Answered:
     """A report, the bytes that had been loaded when its first token was there, and the processor's seconds from then to
-    the last token, of all nodes together: other than a token's time, these do not grow where others use the machine."""
+    the last token, of all nodes together: other than a token's time, these do not grow if others use the machine."""
 
     report: Any
     prefill_bytes: int
@@ -191,7 +191,7 @@ class Bench:
         return [[one] for one in found[:history]] + [measured[start : start + batch] for start in starts]
 
     def settings(self, model: str, variant: str, budget: int) -> Settings:
-        """`budget`: % of the bytes of all experts, or of the whole model, where budgets are for everything: KV caches
+        """`budget`: % of the bytes of all experts, or of the whole model, if budgets are for everything: KV caches
         and activations then have room for the longest prompt and its answer."""
         if not self.total:
             return self._settings(model, variant, {"device_memory": f"{budget}%"})

@@ -66,7 +66,7 @@ class AnsweredTogether:
     def figures(self) -> dict[str, Any]:
         """As those of a single answer in `bench.py`, of all together. `tpot_s`: the time of a pass, in which each
         request gets a token; `token_s`: that over the requests. Both are of the time in which all decode. Raises
-        SystemExit where there is none."""
+        SystemExit if there is none."""
         reports = [one.last.report for one in self.answers]
         begins = max(one.ends_s[0] for one in self.answers)
         ends = min(one.ends_s[-1] for one in self.answers)

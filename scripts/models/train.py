@@ -8,7 +8,7 @@ top-4), `shared` (Qwen2-MoE: 32 small experts beside a shared one, top-4), `many
 --start-from a checkpoint, training starts with its tokenizer and with every weight of the same name and shape:
 attention, norms and embeddings, but no experts of another width (sparse upcycling, Komatsuzaki et al. 2023).
 
-A .jsonl file holds GSM8K's `question` and `answer`, or `text`, a line; any other file is text. Runs on the GPU where
+A .jsonl file holds GSM8K's `question` and `answer`, or `text`, a line; any other file is text. Runs on the GPU if
 there is one. Interrupted or killed, the same command goes on from its last snapshot (OUT/training.pt).
 """
 

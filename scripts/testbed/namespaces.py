@@ -28,12 +28,12 @@ from scripts.testbed.layout import BASE, NAMESPACES, Layout, TestbedError, call,
 
 PATH = f"/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin:{sys.base_prefix}/bin"
 VENV = "odmoe/venv"
-"""Below a host's home: the project's environment, as a machine has it where `make env` was run."""
+"""Below a host's home: the project's environment, as a machine has it if `make env` was run."""
 
 UNSHARE_S = 10.0
 END_S = 15.0
 FILES = 65536
-"""Open files a process may have, where the launching machine allows it: Ray opens many."""
+"""Open files a process may have, if the launching machine allows it: Ray opens many."""
 
 SSHD = """\
 Port 22
@@ -64,7 +64,7 @@ class Running:
 
 
 def homes(user: str) -> list[Path]:
-    """The user's home on the hosts, then the launcher's own where that is another. Raises TestbedError."""
+    """The user's home on the hosts, then the launcher's own if that is another. Raises TestbedError."""
     try:
         own = Path(pwd.getpwnam(user).pw_dir)
     except KeyError:
@@ -103,7 +103,7 @@ def init_script(layout: Layout, host: Host, shm: str) -> str:
     tmpfs = {"run": "size=64m,mode=755", "dev-shm": f"size={shm},mode=1777"}
     lines = [
         "set -eu",
-        "read -r go",  # the launcher's word that the link is there; where it dies first, so does this
+        "read -r go",  # the launcher's word that the link is there; if it dies first, so does this
         f"(ulimit -n {FILES}) 2>/dev/null && ulimit -n {FILES}",
         f"echo {host.name} > /proc/sys/kernel/hostname",
         f"cd {shlex.quote(str(layout.private(host.name)))}",

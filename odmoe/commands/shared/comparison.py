@@ -112,7 +112,7 @@ def compare(got: Answer, wanted: Answer, dtype: str) -> Comparison:
 
 
 def _apart(logits: torch.Tensor, reference: torch.Tensor) -> float:
-    """The largest difference over the largest finite logit; infinite where one is no number and the other is."""
+    """The largest difference over the largest finite logit; infinite if one is no number and the other is."""
     if torch.equal(logits, reference):
         return 0.0
     finite = reference.isfinite()

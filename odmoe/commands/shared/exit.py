@@ -24,7 +24,7 @@ POSTPONED_S = 5.0
 RETRY_S = 0.05
 """Time until a postponed interrupt is tried again."""
 ENDINGS = {signal.SIGINT: "interrupted", signal.SIGTERM: "terminated"}
-"""What is said where a signal has ended the command. The exit code is 128 and the signal's number, as in a shell."""
+"""What is said if a signal has ended the command. The exit code is 128 and the signal's number, as in a shell."""
 ADVICE = {
     errno.ENOSPC: "free some space",
     errno.EDQUOT: "free some space",
@@ -44,7 +44,7 @@ def outcome(work: Callable[[], object], as_json: bool = False) -> int:
     """
     try:
         code = _unless_interrupted(work)
-    except SystemExit as stop:  # typer's, when the reader of a pipe has gone; Ray's, where SIGTERM came
+    except SystemExit as stop:  # typer's, when the reader of a pipe has gone; Ray's, if SIGTERM came
         code = 128 + signal.SIGTERM if stop.code == signal.SIGTERM else stop.code
     except (KeyboardInterrupt, typer.Abort):
         code = 128 + (_ended_by or signal.SIGINT)
@@ -122,7 +122,7 @@ def _explain(name: str, message: str, as_json: bool) -> None:
 
 
 def has_flag(flag: str) -> bool:
-    """Whether the command line has this flag. Known also where the command line was not understood."""
+    """Whether the command line has this flag. Known also if the command line was not understood."""
     arguments = sys.argv[1:]
     return flag in arguments[: arguments.index("--") if "--" in arguments else None]
 

@@ -208,7 +208,7 @@ def _helps(plan: Plan) -> list[str]:
 
 
 def _range(change: Change) -> str:
-    """Over the profile's fits, where it matters."""
+    """Over the profile's fits, if it matters."""
     if change.factors is None:
         return ""
     least, most = (f"{factor - 1:+.0%}" for factor in change.factors)

@@ -113,7 +113,7 @@ class Places:
         self._notify_seldom("no file is left for another connection; raise the limit of open files (ulimit -n)")
 
     def _largest(self) -> _Crowd:
-        """Of which most owe something. Of several, where one has owed it longest."""
+        """Of which most owe something. Of several, the one that has owed it longest."""
         return max(self._crowds.values(), key=lambda crowd: (len(crowd.owing), -crowd.first), default=self._spare)
 
     def _has_given_way(self, crowd: _Crowd) -> bool:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from odmoe.serve.service import Service
 
 MAX_TOKENS = 16
-"""Of an answer where the request does not say, as OpenAI has it."""
+"""Of an answer if the request does not say, as OpenAI has it."""
 
 
 def to_engine_request(service: Service, request: CompletionRequest) -> tuple[EngineRequest, list[str]]:

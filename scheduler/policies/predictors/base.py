@@ -1,4 +1,4 @@
-"""Predictors: which experts a pass will need, where the shadow does not predict them."""
+"""Predictors: which experts a pass will need, if the shadow does not predict them."""
 
 from __future__ import annotations
 

@@ -143,7 +143,7 @@ class ChosenByGates:
 def kept_slots(shape: ModelShape, slots: int, passing: int = PASSING_SLOTS) -> int:
     """How many of `slots` are for experts that stay: all but `passing`, and at least half.
 
-    All of them where every expert has a slot.
+    All of them if every expert has a slot.
     """
     if slots >= sum(shape.count(ordinal) for ordinal in range(len(shape.layers))):
         return slots

@@ -94,8 +94,8 @@ def runs_table(rows: Rows, budget: int, runs: int) -> str:
 
 
 def cell(row: dict[str, Any] | None, short: str, whole: Interval | None = None) -> str:
-    """The ratio of a row's time (`short`: tpot or ttft) with its interval, marked where others used the processor
-    meanwhile, and where the median is not within the `whole`."""
+    """The ratio of a row's time (`short`: tpot or ttft) with its interval, marked if others used the processor
+    meanwhile, and if the median is not within the `whole`."""
     if row is None or not row.get(f"{short}_ratio_by_prompt"):
         return "-"
     found, busy = Interval.of(row[f"{short}_ratio_by_prompt"]), mark(row.get(f"{short}_others_cores"))
