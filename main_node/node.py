@@ -445,6 +445,9 @@ class MainNode:
     def _choose(self, request: Request, logits: torch.Tensor) -> int:
         if self.on_logits is not None:
             self.on_logits(request.number, to_host(logits)[0])
+        if request.has_unusable_output:
+            self.engine.checks.settle_unusable(request)
+            self.engine.check(request.number)
         with self._explaining_faults(request):
             return request.chooser.choose(logits)
 

@@ -82,6 +82,8 @@ class Request:
     """Workers with an output in the answer."""
     is_doubted: bool = False
     """The answer may have a wrong output."""
+    has_unusable_output: bool = False
+    """An output was not finite twice, and no token has been chosen since. The model may turn it into finite logits."""
     largest_gains: dict[Source, tuple[float, Case]] = field(default_factory=dict)
     """Of each worker the row of its outputs that grew most, and how many times."""
 

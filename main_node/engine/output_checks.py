@@ -29,6 +29,8 @@ NOT_FINITE, DAMAGED = "not finite", "with a wrong checksum"
 UNTRUSTED = "though it is not trusted any more"
 LARGE_GAIN = 100.0
 """An output that is so many times as long as its input is compared at once with what the main node computes."""
+FAR = 10.0
+"""Times an output's own length; a difference above it is not printed."""
 SETTLE_S = 5.0
 """Longest wait of an answer's report for the arbiter."""
 
@@ -81,6 +83,12 @@ class OutputChecks:
             self._changed.wait_for(is_settled, SETTLE_S)
             return is_settled() and not found.is_doubted
 
+    def settle_unusable(self, request: Request) -> None:
+        """Before a token is chosen: wait for the arbiter about an output that is not finite. A norm can turn
+        enormous rows into zeros, so the logits need not tell. Called without the lock."""
+        request.has_unusable_output = False
+        self.settle(request.number)
+
     def _is_disputed(self, request: Request) -> bool:
         return any(not request.sources.isdisjoint(sources) for sources in self._disputes.values())
 
@@ -123,6 +131,8 @@ class OutputChecks:
                     layer.passes_of(call),
                 )
             )
+            if (found := self._requests.get(call.visit.request)) is not None:
+                found.has_unusable_output = True
         elif is_finite(hidden) and is_finite(weights):
             layer.not_finite[call.expert.expert, call.start] = source
             return NOT_FINITE
@@ -306,7 +316,8 @@ class OutputChecks:
 
     def _convict(self, source: Source, case: Case, far: float) -> None:
         layer, expert = case.expert
-        what = f"differs by {far:.2%} from" if math.isfinite(far) else "is not finite, unlike"
+        what = f"differs by {far:.2%} from" if far <= FAR else "is far from"
+        what = what if math.isfinite(far) else "is not finite, unlike"
         proof = f"that of expert {expert} of layer {layer} {what} what the main node computes"
         source.proof = source.proof or proof
         self.on_wrong_outputs()

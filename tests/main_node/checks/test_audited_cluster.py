@@ -95,3 +95,28 @@ def test_an_honest_cluster_marks_nobody_and_stays_exact(given: dict[str, Any], c
     while not cluster.main.engine.idle() and time.monotonic() < end:  # an audit may outlast its answer
         time.sleep(0.001)
     assert becomes_idle(cluster.main.engine)
+
+
+def test_no_token_follows_from_an_output_that_is_not_finite_twice(cluster_with: Any, monkeypatch: Any) -> None:
+    """A norm turns enormous rows into zeros, and so the logits are finite: the answer waits for the main node's own."""
+    cluster = cluster_with(workers=1)
+    liar, arbiter = cluster._nodes[0], cluster.main.engine.checks._arbiter
+    run, compute, lies = liar.run, arbiter.compute, []
+
+    def later(*case: Any) -> torch.Tensor:
+        time.sleep(0.3)
+        return compute(*case)
+
+    monkeypatch.setattr(liar, "run", lambda *of: torch.full_like(run(*of), 1e25) if lies else run(*of))
+    monkeypatch.setattr(arbiter, "compute", later)
+    expected = [step.token_id for step in cluster.generate([1, 2, 3], TOKENS, ignore_eos=True)]
+    seen: list[int | None] = []
+
+    def read() -> None:
+        for step in cluster.generate([1, 2, 3], TOKENS, ignore_eos=True):
+            seen.append(step.token_id)
+            lies.append(True)
+
+    with pytest.raises(AnswerWithdrawnError, match="gives wrong outputs: that of expert"):
+        read()
+    assert seen == expected[: len(seen)]

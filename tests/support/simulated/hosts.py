@@ -58,9 +58,23 @@ class Disks:
 
     def __init__(self, baton: Baton, parts_of: Callable[[], Parts | None]) -> None:
         self._baton, self._parts_of = baton, parts_of
+        self._opened: set[int] = set()
 
     def __getattr__(self, name: str) -> Any:
         return getattr(os, name)
+
+    def open(self, path: str, flags: int) -> int:
+        self._opened.add(file := os.open(path, flags))
+        return file
+
+    def close(self, file: int) -> None:
+        self._opened.discard(file)
+        os.close(file)
+
+    def close_all(self) -> None:
+        """As the end of a process does."""
+        while self._opened:
+            os.close(self._opened.pop())
 
     def preadv(self, file: int, buffers: Sequence[Any], offset: int) -> int:
         parts = self._parts_of() or Parts()

@@ -129,9 +129,11 @@ def _installed(baton: Baton) -> Iterator[None]:
 
     with ExitStack() as at_end:
         at_end.enter_context(torch.inference_mode())
+        disks = Disks(baton, parts_of)
+        at_end.callback(disks.close_all)
         at_end.enter_context(wire.runtime.install(SimulatedRuntime(baton)))
         patches: dict[str, Any] = {
-            "worker_node.loaders.disk.os": Disks(baton, parts_of),
+            "worker_node.loaders.disk.os": disks,
             "worker_node.node.load_bandwidth": lambda *_: 2e8,
             "worker_node.node.device_costs": lambda *_: (4e-4, 1e-5),
             "worker_node.session.host_name": name,
