@@ -18,11 +18,6 @@ def bundled_root() -> Path:
     return BUNDLED if BUNDLED.is_dir() else CHECKOUT
 
 
-def cluster_template() -> Path:
-    """The cluster file with comments that a user's own begins as."""
-    return bundled_root() / "cluster.yaml"
-
-
 def commit() -> str | None:
     """The commit that this code is of, with `-dirty` where files differ from it. None: nobody knows."""
     try:

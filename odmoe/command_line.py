@@ -21,13 +21,11 @@ from odmoe.commands.shared.exit import ENDINGS, has_flag, one_interrupt, outcome
 from odmoe.commands.shared.flags import SettingsCommand
 
 NAMES = (
-    *("generate", "chat", "pull", "models", "rm", "config", "shard", "stores"),
+    *("generate", "chat", "pull", "models", "rm", "config", "shard"),
     *("certs", "up", "status", "down", "host-stores"),
     *("bench", "chaos", "doctor", "plan", "serve", "simulate", "routes", "systems", "train-predictor", "verify"),
 )
 """Of the commands, in the order of the help. Each is the function of that name in its module of `odmoe.commands`."""
-_HIDDEN = ("stores",)
-"""Former names, which are to go with the next version."""
 
 
 class _Commands(Mapping[str, Any]):
@@ -56,9 +54,7 @@ class _Commands(Mapping[str, Any]):
 def _imported(name: str) -> Any:
     function = name.replace("-", "_")
     alone = typer.Typer()
-    alone.command(name, cls=SettingsCommand, hidden=name in _HIDDEN)(
-        getattr(import_module(f"odmoe.commands.{function}"), function)
-    )
+    alone.command(name, cls=SettingsCommand)(getattr(import_module(f"odmoe.commands.{function}"), function))
     return typer.main.get_command_from_info(
         alone.registered_commands[0], pretty_exceptions_short=False, rich_markup_mode=app.rich_markup_mode
     )

@@ -8,6 +8,7 @@ import json
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,6 +23,7 @@ from scheduler.errors import CorruptCheckpointError, CorruptStoreError, StoreMis
 
 if TYPE_CHECKING:
     from checkpoint.sharding.shard import Made
+    from odmoe.settings.settings import Settings
 
 Progress = Callable[[str, int, int], None]
 """Task, done, total."""
@@ -74,6 +76,25 @@ def prepare_store(
         raise CorruptStoreError(f"{error}; remove {cached}, and the next run makes it again") from error
     _note_use(opened, model)
     return opened if forms_needed is None else with_forms(opened, forms_needed(opened), progress)
+
+
+def store_of(
+    settings: Settings, progress: Progress | None = None, check: Callable[[Source], None] | None = None
+) -> ExpertStore:
+    """The store of the settings' model, with the forms that they need. `check`: as for `prepare_store`."""
+    from odmoe.clusters.configuration import forms_needed
+
+    needed = partial(forms_needed, settings)
+    return prepare_store(
+        settings.model,
+        settings.store,
+        settings.dtype,
+        progress,
+        needed,
+        check,
+        experts=settings.experts,
+        dense=settings.dense,
+    )
 
 
 def check_whole(store: ExpertStore) -> ExpertStore:

@@ -10,7 +10,7 @@ import sys
 import textwrap
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -192,10 +192,8 @@ class Terminal:
     def table(self, title: str, header: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
         """A title, then columns aligned on the right."""
         self._line(title, style="bold")
-        lines = [header, *rows]
-        widths = [max(len(line[column]) for line in lines) for column in range(len(header))]
-        for line in lines:
-            self._line("  " + "  ".join(f"{cell:>{width}}" for cell, width in zip(line, widths, strict=True)))
+        for line in aligned([header, *rows], right=range(len(header))):
+            self._line(f"  {line}")
 
     def _line(self, text: str, style: str | None = None) -> None:
         self.console.print(one_line(text, LONGEST), style=style, markup=False, soft_wrap=True)
@@ -220,6 +218,16 @@ class _Pace:
             if left < 180
             else (f"{done / total:.0%}, about {left / 60:.0f} min left")
         )
+
+
+def aligned(rows: Sequence[Sequence[str]], right: Container[int] = ()) -> list[str]:
+    """A line for each row, its columns as wide as their longest cell. `right`: those that stand to the right."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    sides = [">" if column in right else "<" for column in range(len(widths))]
+    return [
+        "  ".join(f"{cell:{side}{width}}" for cell, side, width in zip(row, sides, widths, strict=True)).rstrip()
+        for row in rows
+    ]
 
 
 def task_name(task: str) -> str:

@@ -35,7 +35,7 @@ BETTER_KNOWN = {
     "granitemoeshared": "ibm-research/moe-7b-1b-active-shared-experts",
     "minimax_m2": "MiniMaxAI/MiniMax-M2",
 }
-"""Replaces the example from Transformers where that one belongs to another family or is a toy."""
+"""Replaces the example from Transformers if that one belongs to another family or is a toy."""
 PUBLISHED = {
     "deepseek_v3": "FP8",
     "deepseek_v32": "FP8",
@@ -51,7 +51,7 @@ PUBLISHED = {
     "qwen3_next": "plain, FP8",
     "qwen3_vl_moe": "plain, FP8",
 }
-"""Formats of the publishers' own checkpoints, where one is quantised."""
+"""Formats of the publishers' own checkpoints, if one is quantised."""
 FULL_WIDTH = {"deepseek_v3": ("FP8",), "gpt_oss": ("MXFP4",), "qwen3_moe": ("plain",)}
 """Formats of a family in which a random checkpoint of full width, with few layers, was sharded and answered by an
 earlier version. The script is last in commit babfef8."""

@@ -149,7 +149,7 @@ class Run:
     of: str
     took_s: float
     why: str
-    """It is not there; empty where it is."""
+    """It is not there; empty if it is."""
     folder: Path
 
 

@@ -48,7 +48,7 @@ def load(name: str) -> dict[str, Any]:
     return found
 
 
-def drawn(name: str, folder: str = "data/") -> str:
+def draw_table(name: str, folder: str = "data/") -> str:
     """The table of that name and where its data comes from. `folder`: of the data, from the page."""
     table = TABLES[name]
     found = [load(file) for file in table.files]
@@ -77,27 +77,27 @@ def _processor(facts: dict[str, Any]) -> str:
     return re.sub(r"\((R|TM)\)", "", str(facts["machine"]).partition(",")[0])
 
 
-def written(page: str) -> str:
+def with_tables(page: str) -> str:
     """The page with every table drawn again."""
-    return _TABLE.sub(lambda found: f"{found[1]}\n{drawn(found[2])}\n{found[3]}", page)
+    return _TABLE.sub(lambda found: f"{found[1]}\n{draw_table(found[2])}\n{found[3]}", page)
 
 
-def shown() -> list[str]:
+def shown_tables() -> list[str]:
     """The tables of the pages that people write."""
     return [found[2] for page in PAGES for found in _TABLE.finditer(page.read_text())]
 
 
 def data_page() -> str:
     """The tables that no other page shows, each with its title."""
-    elsewhere = set(shown())
+    elsewhere = set(shown_tables())
     rest = [name for name in TABLES if name not in elsewhere]
-    return "\n".join([HEAD, *(f"## {TABLES[name].title}\n\n{drawn(name, folder='')}" for name in rest)])
+    return "\n".join([HEAD, *(f"## {TABLES[name].title}\n\n{draw_table(name, folder='')}" for name in rest)])
 
 
 def write_tables() -> None:
     """Every table of every page again."""
     for page in PAGES:
-        _write(page, written(page.read_text()))
+        _write(page, with_tables(page.read_text()))
     _write(DATA_PAGE, data_page())
 
 

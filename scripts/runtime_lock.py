@@ -1,5 +1,5 @@
 """Writes requirements.runtime.lock: of requirements.lock, what running needs. Hosts of a cluster and containers install
-it. `--check` fails where the file is not current."""
+it. `--check` fails if the file is not current."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def runtime_lock() -> str:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--check", action="store_true", help="fail where the file is not current")
+    parser.add_argument("--check", action="store_true", help="fail if the file is not current")
     args = parser.parse_args()
     made = runtime_lock()
     if not args.check:

@@ -13,7 +13,7 @@ from scheduler.timing.profile import find_profile
 
 
 def check_start(settings: Settings, named: Callable[[str], str], ends: str) -> None:
-    """That there is a model to start, or a cluster to join, and retries only where a main node can come back.
+    """That there is a model to start, or a cluster to join, and retries only if a main node can come back.
 
     `named`: gives the name of a setting in messages. `ends`: what the nodes end with, a command or a process. Raises
     ConfigError.
@@ -42,7 +42,7 @@ def check_early(settings: Settings) -> None:
 
 
 def check_writable(name: str, file: str) -> None:
-    """Raises ConfigError where nothing can be written there. `name`: the flag that says so."""
+    """Raises ConfigError if nothing can be written there. `name`: the flag that says so."""
     path = Path(file)  # written whole and then renamed, which would put a file in a device's place
     other = path.exists() and not path.is_file()
     if other or not file or not os.access(path.resolve().parent, os.W_OK | os.X_OK):

@@ -40,7 +40,7 @@ class Chunk:
     """What one token added to the answer; `str(chunk)` is its text."""
 
     text: str
-    """Empty where the token ends within a character, or may begin a stop text."""
+    """Empty if the token ends within a character, or may begin a stop text."""
     token_id: int
     logprob: Logprob | None = None
     """With `logprobs=N`."""

@@ -7,7 +7,7 @@ import weakref
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Unpack
 
 from odmoe.api.asking import Message, Prompt, Query, chat_query, prompt_query
@@ -41,7 +41,7 @@ class OpenedModel:
     context: int
     """Most tokens of prompt and answer."""
     choice: str = ""
-    """The system that was chosen by this machine's memory, and why; empty where one was named."""
+    """The system that was chosen by this machine's memory, and why; empty if one was named."""
     _encoding: threading.Lock = field(default_factory=threading.Lock, init=False, repr=False, compare=False)
     """A tokenizer's settings are changed while it encodes."""
 
@@ -87,11 +87,11 @@ class Model(Closing):
         return self._stream(chat_query(messages, options))
 
     async def agenerate(self, prompt: Prompt, **options: Unpack[Options]) -> Completion:
-        """As `generate`. Where the task is cancelled, the answer is given up at once."""
+        """As `generate`. If the task is cancelled, the answer is given up at once."""
         return await self._astream(prompt_query(prompt, options)).read()
 
     async def achat(self, messages: Sequence[Message], **options: Unpack[Options]) -> Completion:
-        """As `chat`. Where the task is cancelled, the answer is given up at once."""
+        """As `chat`. If the task is cancelled, the answer is given up at once."""
         return await self._astream(chat_query(messages, options)).read()
 
     def astream(self, prompt: Prompt, **options: Unpack[Options]) -> AsyncStream:
@@ -165,7 +165,7 @@ class Model(Closing):
 
 
 def open_model(settings: Settings, terminal: Terminal) -> OpenedModel:
-    """Open the model of the settings; make its store where there is none. `terminal` shows the progress.
+    """Open the model of the settings; make its store if there is none. `terminal` shows the progress.
 
     Raises ConfigError, CheckpointError, StoreError.
     """
@@ -173,22 +173,12 @@ def open_model(settings: Settings, terminal: Terminal) -> OpenedModel:
 
     check_devices(settings)
     with terminal.progress("opening the model") as progress:
-        from odmoe.clusters.configuration import check_checkpoint, check_fits, forms_needed
+        from odmoe.clusters.configuration import check_checkpoint, check_fits
         from odmoe.clusters.system_choice import with_system
         from odmoe.clusters.threads import with_threads
-        from odmoe.stores import prepare_store
+        from odmoe.stores import store_of
 
-        needed = partial(forms_needed, settings)
-        store = prepare_store(
-            settings.model,
-            settings.store,
-            settings.dtype,
-            progress,
-            needed,
-            partial(check_checkpoint, settings),
-            settings.experts,
-            settings.dense,
-        )
+        store = store_of(settings, progress, partial(check_checkpoint, settings))
     settings, choice = with_system(settings, store)
     settings = with_threads(settings, store)
     check_fits(settings, store)

@@ -40,7 +40,7 @@ class Described(NamedTuple):
     experts: str | None = None
     """`native` or `dequantised`."""
     native_bits: float = 0.0
-    """Of an element of a native expert, where the tensors of a store or of a GGUF file say it."""
+    """Of an element of a native expert, if the tensors of a store or of a GGUF file say it."""
     manifest: dict[str, Any] | None = None
     """Of a store."""
 
@@ -140,7 +140,7 @@ def model_of(
     native_bits: float = 0.0,
     dense: str | None = None,
 ) -> ModelSize:
-    """Without torch where the configuration alone gives the sizes. `experts`: how a store keeps those of a quantised
+    """Without torch if the configuration alone gives the sizes. `experts`: how a store keeps those of a quantised
     model, or to what it quantises them; None for native. `aligned`: there is a shadow, whose KV rows are aligned.
     `native_bits`: see `Described`.
     `dense`: how a new store keeps the dense part; None for plain.

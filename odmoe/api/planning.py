@@ -57,7 +57,7 @@ class AtOnce(NamedTuple):
 
 
 class Drafted(NamedTuple):
-    """The speed of several requests together, where the shadow drafts."""
+    """The speed of several requests together, if the shadow drafts."""
 
     requests: int
     draft: int | str
@@ -235,7 +235,7 @@ def _setup(settings: PlanSettings) -> tuple[Hardware, Policy]:
 
 @contextlib.contextmanager
 def _processes() -> Iterator[Each]:
-    """Processes that simulate, where this one may be forked."""
+    """Processes that simulate, if this one may be forked."""
     if any(name in sys.modules for name in _NO_FORK):
         yield map
         return

@@ -37,7 +37,7 @@ def write_records(settings: Settings, running: Settings, model: Model) -> None:
 
 
 def shadow_of(settings: Settings) -> str:
-    """The precision of the shadow that runs; none where nothing asks it."""
+    """The precision of the shadow that runs; none if nothing asks it."""
     return settings.shadow if settings.has_shadow else "none"
 
 

@@ -69,7 +69,7 @@ def _spoil(what: str, names: Names) -> Strike:
 
 
 def _kill_again(victims: Victims, rng: random.Random) -> str:
-    names, kills, end = _some(1)(victims, rng), 0, time.monotonic() + RETURN_S
+    names, kills, end = _some_workers(1)(victims, rng), 0, time.monotonic() + RETURN_S
     while names and kills < KILLS and time.monotonic() < end:
         if victims.kill(names):
             kills, end = kills + 1, time.monotonic() + RETURN_S
@@ -77,7 +77,7 @@ def _kill_again(victims: Victims, rng: random.Random) -> str:
     return ", ".join(names) if kills else ""
 
 
-def _some(count: int) -> Names:
+def _some_workers(count: int) -> Names:
     def names(victims: Victims, rng: random.Random) -> list[str]:
         workers = victims.workers()
         return rng.sample(workers, min(count, len(workers)))
@@ -85,7 +85,7 @@ def _some(count: int) -> Names:
     return names
 
 
-def _all(victims: Victims, rng: random.Random) -> list[str]:
+def _all_workers(victims: Victims, rng: random.Random) -> list[str]:
     return list(victims.workers())
 
 
@@ -94,35 +94,35 @@ def _leave(victims: Victims, rng: random.Random) -> str:
     return f"{left} answers" if left else ""
 
 
-def _named(name: str) -> Names:
+def _node(name: str) -> Names:
     return lambda victims, rng: [name]
 
 
 FAULTS = {
     fault.name: fault
     for fault in (
-        Fault("worker-killed", "SIGKILL to one worker", _kill(_some(1))),
-        Fault("two-killed", "SIGKILL to two workers at once", _kill(_some(2))),
-        Fault("all-killed", "SIGKILL to every worker", _kill(_all)),
+        Fault("worker-killed", "SIGKILL to one worker", _kill(_some_workers(1))),
+        Fault("two-killed", "SIGKILL to two workers at once", _kill(_some_workers(2))),
+        Fault("all-killed", "SIGKILL to every worker", _kill(_all_workers)),
         Fault("worker-flaps", "SIGKILL to one worker, three times, each as it is back", _kill_again),
-        Fault("worker-frozen", "SIGSTOP to one worker for .5 to 3 s", _spoil(FROZEN, _some(1))),
-        Fault("all-frozen", "SIGSTOP to every worker for .5 to 3 s", _spoil(FROZEN, _all)),
-        Fault("worker-slow", "one worker stands still four fifths of .5 to 3 s", _spoil(SLOW, _some(1))),
-        Fault("shadow-killed", "SIGKILL to the shadow", _kill(_named(SHADOW)), "shadow"),
-        Fault("shadow-frozen", "SIGSTOP to the shadow for .5 to 3 s", _spoil(FROZEN, _named(SHADOW)), "shadow"),
-        Fault("main-frozen", "SIGSTOP to the main node for .5 to 3 s", _spoil(FROZEN, _named(MAIN)), "main"),
-        Fault("main-killed", "SIGKILL to the main node, which Ray starts again", _kill(_named(MAIN)), "restarts"),
+        Fault("worker-frozen", "SIGSTOP to one worker for .5 to 3 s", _spoil(FROZEN, _some_workers(1))),
+        Fault("all-frozen", "SIGSTOP to every worker for .5 to 3 s", _spoil(FROZEN, _all_workers)),
+        Fault("worker-slow", "one worker stands still four fifths of .5 to 3 s", _spoil(SLOW, _some_workers(1))),
+        Fault("shadow-killed", "SIGKILL to the shadow", _kill(_node(SHADOW)), "shadow"),
+        Fault("shadow-frozen", "SIGSTOP to the shadow for .5 to 3 s", _spoil(FROZEN, _node(SHADOW)), "shadow"),
+        Fault("main-frozen", "SIGSTOP to the main node for .5 to 3 s", _spoil(FROZEN, _node(MAIN)), "main"),
+        Fault("main-killed", "SIGKILL to the main node, which Ray starts again", _kill(_node(MAIN)), "restarts"),
         Fault(
             "link-cut",
             "nothing passes between one worker and the main node for .5 to 3 s",
-            _spoil(LINK, _some(1)),
+            _spoil(LINK, _some_workers(1)),
             "hosts",
         ),
-        Fault("all-cut", "the same for every worker", _spoil(LINK, _all), "hosts"),
+        Fault("all-cut", "the same for every worker", _spoil(LINK, _all_workers), "hosts"),
         Fault(
             "store-damaged",
             "a byte of each expert in one worker's store is wrong for .5 to 3 s",
-            _spoil(STORE, _some(1)),
+            _spoil(STORE, _some_workers(1)),
             "hosts",
         ),
         Fault("clients-leave", "every client leaves its answer", _leave),

@@ -8,11 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
 from odmoe.api.checks import check_writable
 from odmoe.clusters.process import prepare_libraries, prepare_process
-from odmoe.commands.shared.options import Debug, Json, Quiet
+from odmoe.commands.shared.options import Debug, Json, Quiet, option
 from odmoe.settings.table import value_text
 from odmoe.settings.units import parse_address, parse_bytes
 from odmoe.terminal import Terminal
@@ -25,49 +23,31 @@ if TYPE_CHECKING:
     from wire.rpc.tls import Identity
 
 EXPERT_BYTES = 20 << 20
-"""Size of an expert in the new file, where none is given."""
+"""Size of an expert in the new file, if none is given."""
 
 
 def bench(
     folder: Annotated[
-        Path | None,
-        typer.Option(
-            help="Directory on the disk to measure (default: the cache directory)", show_default=False, metavar="PATH"
-        ),
+        Path | None, option(help="Directory on the disk to measure (default: the cache directory)", metavar="PATH")
     ] = None,
-    store: Annotated[
-        Path | None,
-        typer.Option(help="Read this expert store instead of a new file", show_default=False, metavar="PATH"),
-    ] = None,
+    store: Annotated[Path | None, option(help="Read this expert store instead of a new file", metavar="PATH")] = None,
     expert_bytes: Annotated[
-        str | None,
-        typer.Option(help="Size of an expert in the new file (default: 20MiB)", show_default=False, metavar="TEXT"),
+        str | None, option(help="Size of an expert in the new file (default: 20MiB)", metavar="TEXT")
     ] = None,
-    link: Annotated[
-        str | None,
-        typer.Option(help="HOST:PORT of a host that runs bench --serve", show_default=False, metavar="TEXT"),
-    ] = None,
+    link: Annotated[str | None, option(help="HOST:PORT of a host that runs bench --serve", metavar="TEXT")] = None,
     serve: Annotated[
-        str | None,
-        typer.Option(
-            help="ADDRESS:PORT to listen on, for bench --link on another host", show_default=False, metavar="TEXT"
-        ),
+        str | None, option(help="ADDRESS:PORT to listen on, for bench --link on another host", metavar="TEXT")
     ] = None,
     tls: Annotated[
         Path | None,
-        typer.Option(
-            help="Directory of this host's certificates, for --link and --serve (odmoe certs)",
-            show_default=False,
-            metavar="PATH",
-        ),
+        option(help="Directory of this host's certificates, for --link and --serve (odmoe certs)", metavar="PATH"),
     ] = None,
     output: Annotated[
         Path | None,
-        typer.Option(
+        option(
             "--output",
             "-o",
             help="Measure the processor, too, and write a profile of this machine: FILE.yaml",
-            show_default=False,
             metavar="PATH",
         ),
     ] = None,
@@ -88,26 +68,14 @@ def bench(
         raise ConfigError("--store and --folder are both given; give one of them")
     if tls is not None and serve is None and link is None:
         raise ConfigError("--tls is given without --link or --serve, and nothing reads it; leave it out")
-    for name, value in (
-        ("--folder", folder),
-        ("--store", store),
-        ("--expert-bytes", expert_bytes),
-        ("--output", output),
-    ):
-        if serve is not None and value is not None:
-            raise ConfigError(f"--serve and {name} are both given; --serve measures no disk, so leave {name} out")
+    disk = {"--folder": folder, "--store": store, "--expert-bytes": expert_bytes, "--output": output}
+    if serve is not None and (given := [name for name, value in disk.items() if value is not None]):
+        raise ConfigError(f"--serve and {given[0]} are both given; --serve measures no disk, so leave {given[0]} out")
     if output is not None:
         check_writable("--output", str(output))
     secret, identity = _credentials(tls)
     if serve is not None:
-        from odmoe.bench.link import SERVE_S
-        from odmoe.bench.link import serve as serve_link
-
-        host, port = _address("--serve", serve, 0)
-        duration = f"for {SERVE_S / 60:g} minutes or until Ctrl-C"
-        serve_link(
-            host, port, secret, identity, lambda at: print(f"odmoe bench --link to here, {duration}: {at}", flush=True)
-        )
+        _serve_peer(serve, secret, identity)
         return
     if link is not None:
         _address("--link", link, 1)
@@ -115,6 +83,15 @@ def bench(
     if output is not None:
         _write_profile(output, found, Terminal(quiet, debug))
     print(json.dumps(as_dict(found)) if as_json else as_text(found))
+
+
+def _serve_peer(address: str, secret: str | None, identity: Identity | None) -> None:
+    """Answer `bench --link` of other hosts. Raises ConfigError."""
+    from odmoe.bench.link import SERVE_S, serve
+
+    host, port = _address("--serve", address, 0)
+    duration = f"for {SERVE_S / 60:g} minutes or until Ctrl-C"
+    serve(host, port, secret, identity, lambda at: print(f"odmoe bench --link to here, {duration}: {at}", flush=True))
 
 
 def _size(text: str) -> int:
@@ -185,8 +162,8 @@ def run_bench(
     identity: Identity | None,
     terminal: Terminal,
 ) -> Bench:
-    """Measure. `peer`: address of a host that runs `odmoe bench --serve`; loopback where it is None.
-    `expert_bytes`: size of an expert in the new file, EXPERT_BYTES where it is None.
+    """Measure. `peer`: address of a host that runs `odmoe bench --serve`; loopback if it is None.
+    `expert_bytes`: size of an expert in the new file, EXPERT_BYTES if it is None.
 
     Raises ConfigError, StoreError, LaunchError, or a ClusterError of the link.
     """

@@ -7,28 +7,17 @@ from typing import Annotated
 
 import typer
 
+from odmoe.commands.shared.options import option, switch
+
 
 def certs(
     file: Annotated[Path | None, typer.Argument(help="Cluster file, in place of --host")] = None,
-    host: Annotated[
-        list[str] | None,
-        typer.Option(help="A host, as NAME=ADDRESS[=ROLE]; repeatable", show_default=False, metavar="TEXT"),
-    ] = None,
+    host: Annotated[list[str] | None, option(help="A host, as NAME=ADDRESS[=ROLE]; repeatable", metavar="TEXT")] = None,
     out: Annotated[
-        Path | None,
-        typer.Option(
-            help="Output directory (default: ~/.config/odmoe/clusters/NAME)", show_default=False, metavar="PATH"
-        ),
+        Path | None, option(help="Output directory (default: ~/.config/odmoe/clusters/NAME)", metavar="PATH")
     ] = None,
-    days: Annotated[
-        int,
-        typer.Option(
-            help="Days for which a host's certificate is valid (default: 825)", show_default=False, metavar="N"
-        ),
-    ] = 825,
-    renew: Annotated[
-        bool, typer.Option("--renew", help="Renew the hosts' certificates, not the CA", metavar="")
-    ] = False,
+    days: Annotated[int, option(help="Days for which a host's certificate is valid (default: 825)", metavar="N")] = 825,
+    renew: Annotated[bool, switch("--renew", help="Renew the hosts' certificates, not the CA")] = False,
 ) -> None:
     """Create certificates for the hosts of a cluster.
 

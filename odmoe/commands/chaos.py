@@ -15,7 +15,7 @@ import typer
 from odmoe.api.checks import check_start
 from odmoe.clusters.process import prepare_process
 from odmoe.commands.shared.flags import with_settings
-from odmoe.commands.shared.options import Json, LibrariesDebug, Quiet
+from odmoe.commands.shared.options import Json, LibrariesDebug, Quiet, option, switch
 from odmoe.settings.settings import Settings
 from odmoe.settings.sources import effective
 from odmoe.settings.table import flag
@@ -48,30 +48,19 @@ class Chaos:
     debug: bool
 
 
-@with_settings(Settings, FLAGS)
+@with_settings(Settings, FLAGS, chooses=False)
 def chaos(
     flags: dict[str, Any],
     file: Annotated[Path | None, typer.Argument(help="Cluster file (default: a local cluster for -m MODEL)")] = None,
-    duration: Annotated[
-        str, typer.Option("--for", help="How long: 90s, 10m, 2h (default: 2m)", show_default=False, metavar="TIME")
-    ] = "2m",
-    seed: Annotated[
-        int, typer.Option(help="Draws the same faults again (default: 0)", show_default=False, metavar="N")
-    ] = 0,
+    duration: Annotated[str, option("--for", help="How long: 90s, 10m, 2h (default: 2m)", metavar="TIME")] = "2m",
+    seed: Annotated[int, option(help="Draws the same faults again (default: 0)", metavar="N")] = 0,
     faults: Annotated[
-        str | None,
-        typer.Option(help="Only these, by name; none: load alone (default: all)", show_default=False, metavar="A,B"),
+        str | None, option(help="Only these, by name; none: load alone (default: all)", metavar="A,B")
     ] = None,
-    clients: Annotated[
-        int, typer.Option(help="Requests at once (default: 2)", show_default=False, metavar="N", min=1)
-    ] = 2,
-    requests: Annotated[
-        int | None, typer.Option(help="End after so many requests", show_default=False, metavar="N", min=1)
-    ] = None,
-    tokens: Annotated[
-        int, typer.Option("-n", help="Most tokens of an answer (default: 64)", show_default=False, metavar="N", min=2)
-    ] = 64,
-    yes: Annotated[bool, typer.Option("-y", "--yes", help="Do not ask", metavar="")] = False,
+    clients: Annotated[int, option(help="Requests at once (default: 2)", metavar="N", min=1)] = 2,
+    requests: Annotated[int | None, option(help="End after so many requests", metavar="N", min=1)] = None,
+    tokens: Annotated[int, option("-n", help="Most tokens of an answer (default: 64)", metavar="N", min=2)] = 64,
+    yes: Annotated[bool, switch("-y", "--yes", help="Do not ask")] = False,
     as_json: Json = False,
     quiet: Quiet = False,
     debug: LibrariesDebug = False,
@@ -110,7 +99,7 @@ def seconds_of(text: str) -> float:
 
 
 def _ask(what: str, duration: str) -> None:
-    """Raises ConfigError where nobody can be asked, typer.Exit at no."""
+    """Raises ConfigError if nobody can be asked, typer.Exit at no."""
     if sys.stdin is None or not sys.stdin.isatty():
         raise ConfigError("there is no terminal to ask on; give -y to disturb the cluster without a question")
     if not typer.confirm(f"{what} for {duration}?", err=True):
@@ -162,7 +151,7 @@ def _disturb(model: Model, asked: Chaos, terminal: Terminal) -> Any:
 
 
 def prompts_of(opened: OpenedModel, tokens: int) -> list[list[int]]:
-    """Token ids of prompts of mixed lengths. Raises ConfigError where no answer fits the context."""
+    """Token ids of prompts of mixed lengths. Raises ConfigError if no answer fits the context."""
     from odmoe.training.domains import training_prompts
 
     room = opened.context - tokens

@@ -8,11 +8,9 @@ from collections.abc import Collection
 from contextlib import closing
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
 from odmoe.commands.shared.exit import forgive_interrupt
 from odmoe.commands.shared.flags import with_settings
-from odmoe.commands.shared.options import Config, LibrariesDebug
+from odmoe.commands.shared.options import Config, LibrariesDebug, option, switch
 from odmoe.settings.settings import Settings
 from odmoe.settings.sources import API_KEY, effective
 from odmoe.settings.table import flag
@@ -37,16 +35,14 @@ def chat(
     flags: dict[str, Any],
     url: Annotated[
         str | None,
-        typer.Option(help="Talk to a service, e.g. http://127.0.0.1:8000/v1; -m is then its name there", metavar="URL"),
+        option(help="Talk to a service, e.g. http://127.0.0.1:8000/v1; -m is then its name there", metavar="URL"),
     ] = None,
     api_key: Annotated[
-        str | None, typer.Option(help="Key of that service (better: ODMOE_API_KEY or OPENAI_API_KEY)", metavar="KEY")
+        str | None, option(help="Key of that service (better: ODMOE_API_KEY or OPENAI_API_KEY)", metavar="KEY")
     ] = None,
-    no_template: Annotated[
-        bool, typer.Option("--no-template", help="Continue plain text, without a chat template", metavar="")
-    ] = False,
+    no_template: Annotated[bool, switch("--no-template", help="Continue plain text, without a chat template")] = False,
     config: Config = None,
-    quiet: Annotated[bool, typer.Option("-q", "--quiet", help="Show answers and errors only", metavar="")] = False,
+    quiet: Annotated[bool, switch("-q", "--quiet", help="Show answers and errors only")] = False,
     debug: LibrariesDebug = False,
 ) -> None:
     """Talk with a model, here or behind a service.
@@ -80,8 +76,10 @@ def _converse(model: ChatModel, terminal: Terminal, system: str | None) -> None:
         return
     from odmoe.conversation.terminal_input import TerminalInput
 
-    screen.say(f"{model.name} - /help lists commands, Ctrl-D leaves", "dim")
-    Session(model, screen, Transcript(system), forgive_interrupt).run(TerminalInput(screen.say, forgive_interrupt))
+    screen.print_line(f"{model.name} - /help lists commands, Ctrl-D leaves", "dim")
+    Session(model, screen, Transcript(system), forgive_interrupt).run(
+        TerminalInput(screen.print_line, forgive_interrupt)
+    )
 
 
 def _local(flags: dict[str, Any], config: str | None, terminal: Terminal, use_template: bool) -> ChatModel:

@@ -7,32 +7,20 @@ from typing import Annotated
 
 import typer
 
-from odmoe.commands.shared.options import Debug, Json, Quiet
+from odmoe.commands.shared.options import Debug, Json, Quiet, option, switch
 
 
 def doctor(
     file: Annotated[Path | None, typer.Argument(help="Cluster file: check its hosts too", show_default=False)] = None,
     model: Annotated[
-        str | None,
-        typer.Option(
-            "-m",
-            "--model",
-            help="Compare memory and disk with what this model needs",
-            show_default=False,
-            metavar="TEXT",
-        ),
+        str | None, option("-m", "--model", help="Compare memory and disk with what this model needs", metavar="TEXT")
     ] = None,
     shadow: Annotated[
-        str,
-        typer.Option(
-            help="Precision of the shadow: fp16, int8, nf4, none (default: int8)", show_default=False, metavar="TEXT"
-        ),
+        str, option(help="Precision of the shadow: fp16, int8, nf4, none (default: int8)", metavar="TEXT")
     ] = "int8",
-    every: Annotated[
-        bool, typer.Option("-v", "--verbose", help="Show what is right on the hosts, too", metavar="")
-    ] = False,
-    quick: Annotated[bool, typer.Option("--quick", help="Measure no disks and links", metavar="")] = False,
-    deep: Annotated[bool, typer.Option("--deep", help="Read every byte of the stores", metavar="")] = False,
+    every: Annotated[bool, switch("-v", "--verbose", help="Show what is right on the hosts, too")] = False,
+    quick: Annotated[bool, switch("--quick", help="Measure no disks and links")] = False,
+    deep: Annotated[bool, switch("--deep", help="Read every byte of the stores")] = False,
     as_json: Json = False,
     quiet: Quiet = False,
     debug: Debug = False,

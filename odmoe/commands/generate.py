@@ -8,7 +8,7 @@ import json
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent import futures
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
@@ -23,7 +23,7 @@ from odmoe.api.records import shadow_of, write_records
 from odmoe.clusters.node_watch import NodeWatch
 from odmoe.clusters.process import prepare_process
 from odmoe.commands.shared.flags import with_settings
-from odmoe.commands.shared.options import Config, LibrariesDebug, ResultOnly
+from odmoe.commands.shared.options import Config, LibrariesDebug, ResultOnly, option, switch
 from odmoe.commands.shared.prompts import read_prompts
 from odmoe.commands.texts.report_text import show_answer, show_answers
 from odmoe.settings.settings import Settings
@@ -44,12 +44,9 @@ if TYPE_CHECKING:
 def generate(
     flags: dict[str, Any],
     prompt: Annotated[str | None, typer.Argument(help="Prompt (default: standard input)")] = None,
-    prompts: Annotated[
-        Path | None,
-        typer.Option(help="File of prompts, one per line", show_default=False, metavar="PATH"),
-    ] = None,
+    prompts: Annotated[Path | None, option(help="File of prompts, one per line", metavar="PATH")] = None,
     config: Config = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per answer", metavar="")] = False,
+    as_json: Annotated[bool, switch("--json", help="Print one JSON object per answer")] = False,
     quiet: ResultOnly = False,
     debug: LibrariesDebug = False,
 ) -> None:
@@ -95,7 +92,7 @@ class Job:
         with self.model.answer(ids, settings.max_new_tokens, options_from_settings(settings), self.notify) as answer:
             self.under_way.add(answer)
             try:
-                shown = self._shown(ids)
+                shown = self._piece_texts(ids)
                 for piece in answer:
                     pieces.append(shown(piece))
                     show(pieces[-1])
@@ -103,7 +100,7 @@ class Job:
                 self.under_way.discard(answer)
         return "".join(pieces), answer.report
 
-    def _shown(self, ids: list[int]) -> Callable[[Piece], str]:
+    def _piece_texts(self, ids: list[int]) -> Callable[[Piece], str]:
         """A function that gives the text of each piece: of chats with marks around reasoning."""
         if not self.settings.chat:
             return lambda piece: piece.text
@@ -148,7 +145,7 @@ def run_generate(
 
     `listed`: the prompts are those of a file, and as many as `settings.parallel` are answered at once. The answer to a
     single prompt streams.
-    `cluster_name`: the user's name for the cluster, where it is not `settings.cluster`.
+    `cluster_name`: the user's name for the cluster, if it is not `settings.cluster`.
     """
     from odmoe.api.model import start_model
 
@@ -168,7 +165,7 @@ def run_generate(
                 else:
                     _answer_one(job, ids[0], output, terminal)
         finally:
-            write_records(settings, job.served, model)  # most wanted where something went wrong
+            write_records(settings, job.served, model)  # most wanted if something went wrong
 
 
 def _tokens(opened: OpenedModel, prompts: list[str]) -> list[list[int]]:
@@ -223,10 +220,11 @@ def _answer_one(job: Job, ids: list[int], output: Output, terminal: Terminal) ->
     else:
         _write("\n")
         show_answer(terminal, report, job.served, job.system)
+    _tell_of_limit(job, [report], terminal)
 
 
 def progress_of(tokens: int, served: Settings) -> str:
-    """What is shown of an answer after so many tokens. Where the nodes start with the command, the second token waits
+    """What is shown of an answer after so many tokens. If the nodes start with the command, the second token waits
     for the shadow."""
     waits = tokens == 1 and served.has_shadow and not served.uses_existing_ray
     return f"answering: {count_text(tokens, 'token')}" + "; decoding begins when the shadow is ready" * waits
@@ -262,9 +260,18 @@ def _answer_all(job: Job, prompts: list[list[int]], texts: list[str], output: Ou
                 _write(f"[{number}]\n{text}\n\n")
     if not output.json:
         show_answers(terminal, reports, texts, time.monotonic() - began, job.served, job.system)
+    _tell_of_limit(job, list(reports.values()), terminal)
     if failed:
         number, first = next(iter(failed.items()))
         raise PromptsFailedError(f"{len(failed)} of {len(prompts)} prompts failed; prompt {number}: {first}")
+
+
+def _tell_of_limit(job: Job, reports: Sequence[Report], terminal: Terminal) -> None:
+    """A line if answers end at the default limit: a user who gave none may not know that there is one."""
+    cut = sum(report.finish == "length" for report in reports)
+    if cut and not job.settings.is_given("max_new_tokens"):
+        cut_text = "the answer ends" if len(reports) == 1 else f"{cut} of {len(reports)} answers end"
+        terminal.notify(f"{cut_text} at {job.settings.max_new_tokens} tokens, the default limit; -n N sets another one")
 
 
 class Batch:

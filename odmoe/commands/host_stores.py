@@ -5,9 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
-from odmoe.commands.shared.options import File, Json
+from odmoe.commands.shared.options import File, Json, option
 from scheduler.errors import ConfigError
 
 
@@ -15,18 +13,13 @@ def host_stores(
     file: File,
     remove: Annotated[
         list[str] | None,
-        typer.Option(
-            help="A store to remove from every machine; repeatable. One in use stays",
-            show_default=False,
-            metavar="NAME",
-        ),
+        option(help="A store to remove from every machine; repeatable. One in use stays", metavar="NAME"),
     ] = None,
     restore: Annotated[
         Path | None,
-        typer.Option(
+        option(
             help="A store here whose experts are copied to workers' machines until as many have each as the file's "
             "replicas says. What runs goes on",
-            show_default=False,
             metavar="STORE",
         ),
     ] = None,

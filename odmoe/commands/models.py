@@ -11,6 +11,7 @@ from dataclasses import asdict, replace
 
 from odmoe.commands.shared.options import Json
 from odmoe.inventory.entry import SHIPPED, Entry
+from odmoe.terminal import aligned
 
 _HEADER = ("SIZE", "USED", "FAMILY", "FORMAT")
 
@@ -42,16 +43,19 @@ def _lines(checkpoints: list[Entry], stores: list[Entry]) -> list[str]:
 
 def _table(title: str, entries: list[Entry], width: int | None) -> list[str]:
     """A line for each; in a narrow terminal family and format have a line of their own."""
-    rows = list(map(_row, _told_apart(entries)))
-    lines = _aligned([(title, *_HEADER), *rows])
+    rows = list(map(_row, _with_own_names(entries)))
+    lines = aligned([(title, *_HEADER), *rows], right=(1,))
     if width is None or max(map(len, lines)) <= width:
         return lines
     short = [(title, *_HEADER[:2]), *(row[:3] for row in rows)]
-    head, *rest = _aligned(short)
-    return [head, *(line for one, row in zip(entries, rest, strict=True) for line in (row, f"  {_kept(one)}"))]
+    head, *rest = aligned(short, right=(1,))
+    return [
+        head,
+        *(line for one, row in zip(entries, rest, strict=True) for line in (row, f"  {_family_and_format(one)}")),
+    ]
 
 
-def _told_apart(entries: list[Entry]) -> list[Entry]:
+def _with_own_names(entries: list[Entry]) -> list[Entry]:
     """`odmoe pull demo` copies a model that came with OD-MoE, whose name then stands for the copy."""
     counts = Counter(one.name for one in entries)
     return [
@@ -70,15 +74,5 @@ def _format(one: Entry) -> str:
     return f"{one.format}; dense {one.dense}" if one.dense else one.format
 
 
-def _kept(one: Entry) -> str:
+def _family_and_format(one: Entry) -> str:
     return ", ".join(filter(None, [one.family, _format(one)]))
-
-
-def _aligned(rows: list[tuple[str, ...]]) -> list[str]:
-    """Columns from the left, but for the size."""
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    cells = [
-        [cell.rjust(width) if column == 1 else cell.ljust(width) for column, (cell, width) in enumerate(pairs)]
-        for pairs in (list(zip(row, widths, strict=True)) for row in rows)
-    ]
-    return ["  ".join(row).rstrip() for row in cells]

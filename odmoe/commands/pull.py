@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from odmoe.commands.shared.options import Debug, Json, Quiet
+from odmoe.commands.shared.options import Debug, Json, Quiet, option
 from odmoe.terminal import Output, Terminal, megabytes
 
 if TYPE_CHECKING:
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 def pull(
     name: Annotated[str, typer.Argument(help="org/name, org/name:Q4_K_M for one GGUF quantisation, or demo")],
-    revision: Annotated[str | None, typer.Option(help="Branch, tag or commit", metavar="REVISION")] = None,
-    to: Annotated[Path | None, typer.Option(help="Folder to put it in (default: the Hub cache)", metavar="DIR")] = None,
+    revision: Annotated[str | None, option(help="Branch, tag or commit", metavar="REVISION")] = None,
+    to: Annotated[Path | None, option(help="Folder to put it in (default: the Hub cache)", metavar="DIR")] = None,
     as_json: Json = False,
     quiet: Quiet = False,
     debug: Debug = False,

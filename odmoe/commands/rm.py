@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from odmoe.commands.shared.options import Json
+from odmoe.commands.shared.options import Json, switch
 from odmoe.terminal import megabytes
 from scheduler.errors import ConfigError, StoreWriteError
 from scheduler.unknown_names import nearest
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
 def rm(
     name: Annotated[str, typer.Argument(help="As odmoe models lists it")],
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would go", metavar="")] = False,
-    yes: Annotated[bool, typer.Option("-y", "--yes", help="Do not ask", metavar="")] = False,
+    dry_run: Annotated[bool, switch("--dry-run", help="Only say what would go")] = False,
+    yes: Annotated[bool, switch("-y", "--yes", help="Do not ask")] = False,
     as_json: Json = False,
 ) -> None:
     """Remove a checkpoint or a store from this machine.
@@ -72,7 +72,7 @@ def _check_unused(entry: Entry) -> None:
 
 
 def _ask(line: str) -> None:
-    """Raises ConfigError where nobody can be asked, typer.Abort at Ctrl-C, typer.Exit at no."""
+    """Raises ConfigError if nobody can be asked, typer.Abort at Ctrl-C, typer.Exit at no."""
     if sys.stdin is None or not sys.stdin.isatty():
         raise ConfigError("there is no terminal to ask on; give -y to remove it, or --dry-run to see what would go")
     if not typer.confirm(f"remove {line}?", err=True):

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from odmoe.commands.shared.options import Json
+from odmoe.commands.shared.options import Json, option, switch
 from scheduler.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -27,13 +27,11 @@ class Action(StrEnum):
 def routes(
     action: Annotated[Action, typer.Argument(help="info; export: from recordings; import: from other engines")],
     files: Annotated[list[Path], typer.Argument(help="Traces, recordings, or .npy, .json, .csv files", metavar="FILE")],
-    output: Annotated[Path | None, typer.Option("--output", "-o", help="Trace to write", metavar="FILE")] = None,
-    half: Annotated[bool, typer.Option("--half", help="Write scores in float16", metavar="")] = False,
-    top_k: Annotated[int | None, typer.Option(help="Experts of a token, for .csv", metavar="N", min=1)] = None,
-    experts: Annotated[int | None, typer.Option(help="Experts of a layer", metavar="N", min=1)] = None,
-    prompt_tokens: Annotated[
-        int, typer.Option(help="Tokens of a prompt (default: 1)", metavar="N", min=1, show_default=False)
-    ] = 1,
+    output: Annotated[Path | None, option("--output", "-o", help="Trace to write", metavar="FILE")] = None,
+    half: Annotated[bool, switch("--half", help="Write scores in float16")] = False,
+    top_k: Annotated[int | None, option(help="Experts of a token, for .csv", metavar="N", min=1)] = None,
+    experts: Annotated[int | None, option(help="Experts of a layer", metavar="N", min=1)] = None,
+    prompt_tokens: Annotated[int, option(help="Tokens of a prompt (default: 1)", metavar="N", min=1)] = 1,
     as_json: Json = False,
 ) -> None:
     """Export, import and describe routing traces.

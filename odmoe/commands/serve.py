@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from odmoe.commands.shared.flags import with_settings
-from odmoe.commands.shared.options import ConfigAsForGenerate, LibrariesDebug
+from odmoe.commands.shared.options import ConfigAsForGenerate, LibrariesDebug, switch
 from odmoe.settings.derived import SERVE_FLAGS
 from odmoe.settings.serve_settings import ServeSettings
 from odmoe.settings.settings import Settings
@@ -19,7 +19,7 @@ from odmoe.settings.table import flag
 def serve(
     flags: dict[str, Any],
     config: ConfigAsForGenerate = None,
-    quiet: Annotated[bool, typer.Option("-q", "--quiet", help="Show no progress and no requests", metavar="")] = False,
+    quiet: Annotated[bool, switch("-q", "--quiet", help="Show no progress and no requests")] = False,
     debug: LibrariesDebug = False,
 ) -> None:
     """Serve a model by the OpenAI API.

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from checkpoint.quantisation import BITS, DEFAULT_GROUP, GROUPS, Quantisation
-from odmoe.commands.shared.options import Json, LibrariesDebug, ResultOnly
+from odmoe.commands.shared.options import Json, LibrariesDebug, ResultOnly, option, switch
 from odmoe.settings.declarations import DENSE, DTYPES, EXPERTS
 from odmoe.settings.settings import Settings
 from odmoe.settings.table import declaration_of
@@ -44,56 +44,35 @@ def shard(
     store: Annotated[str, typer.Argument(help="Directory of the new expert store")],
     dtype: Annotated[
         str | None,
-        typer.Option(
-            help=f"Data type of the weights: {', '.join(DTYPES)} (default: the checkpoint's)",
-            show_default=False,
-            metavar="TEXT",
-        ),
+        option(help=f"Data type of the weights: {', '.join(DTYPES)} (default: the checkpoint's)", metavar="TEXT"),
     ] = None,
     experts: Annotated[
-        str | None,
-        typer.Option(
-            help=f"{declaration_of(Settings, 'experts').about}: {', '.join(EXPERTS)}",
-            show_default=False,
-            metavar="TEXT",
-        ),
+        str | None, option(help=f"{declaration_of(Settings, 'experts').about}: {', '.join(EXPERTS)}", metavar="TEXT")
     ] = None,
     group: Annotated[
         int | None,
-        typer.Option(
+        option(
             help=f"Weights with a scale of their own, for int4 and int8: {', '.join(map(str, GROUPS))} "
             f"(default: {DEFAULT_GROUP})",
-            show_default=False,
             metavar="N",
         ),
     ] = None,
     dense: Annotated[
-        str | None,
-        typer.Option(
-            help=f"{declaration_of(Settings, 'dense').about}: {', '.join(DENSE)}", show_default=False, metavar="TEXT"
-        ),
+        str | None, option(help=f"{declaration_of(Settings, 'dense').about}: {', '.join(DENSE)}", metavar="TEXT")
     ] = None,
     forms: Annotated[
-        str | None,
-        typer.Option(
-            help="Also store every expert in fewer bits: int4, int2 or int4,int2", show_default=False, metavar="TEXT"
-        ),
+        str | None, option(help="Also store every expert in fewer bits: int4, int2 or int4,int2", metavar="TEXT")
     ] = None,
     parts: Annotated[
         int | None,
-        typer.Option(
-            help="Also write so many folders with a part of the experts each, in STORE-parts, for workers",
-            show_default=False,
-            metavar="N",
+        option(
+            help="Also write so many folders with a part of the experts each, in STORE-parts, for workers", metavar="N"
         ),
     ] = None,
     replicas: Annotated[
-        int | None,
-        typer.Option(help=f"Parts that hold each expert (default: {REPLICAS})", show_default=False, metavar="N"),
+        int | None, option(help=f"Parts that hold each expert (default: {REPLICAS})", metavar="N")
     ] = None,
-    verify: Annotated[
-        bool, typer.Option("--verify", help="Read every expert back and compare its checksum", metavar="")
-    ] = False,
+    verify: Annotated[bool, switch("--verify", help="Read every expert back and compare its checksum")] = False,
     as_json: Json = False,
     quiet: ResultOnly = False,
     debug: LibrariesDebug = False,
@@ -102,21 +81,23 @@ def shard(
 
     An interrupted run resumes where it stopped.
     """
-    if dtype is not None and dtype not in DTYPES:
-        raise ConfigError(f"--dtype is {dtype!r}; allowed: {', '.join(DTYPES)}")
-    if experts is not None and experts not in EXPERTS:
-        raise ConfigError(f"--experts is {experts!r}; allowed: {', '.join(EXPERTS)}")
+    for name, value, allowed in (("dtype", dtype, DTYPES), ("experts", experts, EXPERTS), ("dense", dense, DENSE)):
+        if value is not None and value not in allowed:
+            raise ConfigError(f"--{name} is {value!r}; allowed: {', '.join(allowed)}")
     if group is not None:
-        if experts not in BITS:
-            raise ConfigError(f"--group is {group}; it is for --experts {' and '.join(BITS)}")
-        if group not in GROUPS:
-            raise ConfigError(f"--group is {group}; allowed: {', '.join(map(str, GROUPS))}")
-        experts = Quantisation(experts, group).experts
-    if dense is not None and dense not in DENSE:
-        raise ConfigError(f"--dense is {dense!r}; allowed: {', '.join(DENSE)}")
+        experts = _grouped(experts, group)
     form_names = [name.strip() for name in forms.split(",")] if forms else []
     split = _split_of(parts, replicas)
     run_shard(model, store, Output(as_json, quiet, debug), dtype, form_names, verify, experts, dense, split)
+
+
+def _grouped(experts: str | None, group: int) -> str:
+    """The name of this quantisation. Raises ConfigError."""
+    if experts not in BITS:
+        raise ConfigError(f"--group is {group}; it is for --experts {' and '.join(BITS)}")
+    if group not in GROUPS:
+        raise ConfigError(f"--group is {group}; allowed: {', '.join(map(str, GROUPS))}")
+    return Quantisation(experts, group).experts
 
 
 def _split_of(parts: int | None, replicas: int | None) -> tuple[int, int] | None:

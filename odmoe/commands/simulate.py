@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from odmoe.commands.shared.flags import with_settings
-from odmoe.commands.shared.options import Json, PanelDebug, PanelQuiet
+from odmoe.commands.shared.options import Json, PanelDebug, PanelQuiet, switch
 from odmoe.settings.simulate_settings import SimulateSettings
 from odmoe.settings.sweep_settings import SweepSettings
 from odmoe.settings.table import flag
@@ -17,12 +17,7 @@ from scheduler.errors import ConfigError
 
 Validate = Annotated[
     bool,
-    typer.Option(
-        "--validate",
-        help="Check the scheduler's books after each event of a replay",
-        rich_help_panel="Workload",
-        metavar="",
-    ),
+    switch("--validate", help="Check the scheduler's books after each event of a replay", rich_help_panel="Workload"),
 ]
 
 
@@ -78,7 +73,7 @@ def _sweep(settings: SimulateSettings, asked: SweepSettings, as_json: bool, quie
 
     if asked.output is not None:
         check_writable("--output", asked.output)
-    sweep.axes_of(settings, asked)  # before processes begin
+    profile, _ = sweep.axes_of(settings, asked)  # before processes begin
     with simulation_pool() as each, Terminal(quiet, debug).progress() as move:
         points = sweep.sweep(settings, asked, each, lambda done, total: move("simulations", done, total))
     if asked.output is not None:
@@ -86,7 +81,7 @@ def _sweep(settings: SimulateSettings, asked: SweepSettings, as_json: bool, quie
     if as_json:
         print(json.dumps(sweep.as_json(points, settings)))
     else:
-        show(points)
+        show(points, profile.name)
 
 
 def _replay(file: str, validate: bool, as_json: bool) -> bool:

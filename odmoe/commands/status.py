@@ -6,15 +6,13 @@ from typing import Annotated
 
 import typer
 
-from odmoe.commands.shared.options import File
+from odmoe.commands.shared.options import File, switch
 
 
 def status(
     file: File,
-    watch: Annotated[bool, typer.Option("--watch", help="Repeat until Ctrl-C", metavar="")] = False,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print one JSON object (with --watch, one per line)", metavar="")
-    ] = False,
+    watch: Annotated[bool, switch("--watch", help="Repeat until Ctrl-C")] = False,
+    as_json: Annotated[bool, switch("--json", help="Print one JSON object (with --watch, one per line)")] = False,
 ) -> None:
     """Show the state of every machine and its node.
 

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from odmoe.commands.shared.options import Json
+from odmoe.commands.shared.options import Json, option
 from odmoe.settings.table import flag
 from scheduler.policies.policy_file import load_policy_file
 from scheduler.policies.registry import CHOICES, Choice, is_exact
@@ -19,10 +19,7 @@ from scheduler.policies.systems import SYSTEMS, Preset, preset_of
 
 def systems(
     name: Annotated[str | None, typer.Argument(help="Show the policies of this system only")] = None,
-    policy_file: Annotated[
-        str | None,
-        typer.Option(help="List those of this Python file, too", show_default=False, metavar="PATH"),
-    ] = None,
+    policy_file: Annotated[str | None, option(help="List those of this Python file, too", metavar="PATH")] = None,
     as_json: Json = False,
 ) -> None:
     """List systems and policies."""
@@ -39,31 +36,31 @@ def systems(
         more = {"policies": names, "policy_files": {field: found for field, found in files.items() if found}}
         print(json.dumps({"systems": facts} | ({} if name is not None else more)))
         return
-    print("\n".join(_one(name) if name is not None else _all()))
+    print("\n".join(_system_lines(name) if name is not None else _all_lines()))
 
 
-def _one(name: str) -> list[str]:
+def _system_lines(name: str) -> list[str]:
     preset = SYSTEMS[name]
     chosen = {field: value for field, value in asdict(preset.config).items() if value is not None}
     width = max(map(len, chosen)) + 2
     exact = "exact" if is_exact(preset.config) else "approximate"
-    lines = [f"{name}: {preset.about}{_from(preset)}; {exact}"]
+    lines = [f"{name}: {preset.about}{_origin(preset)}; {exact}"]
     for field, value in chosen.items():
-        about = f"  {CHOICES[field][value].about}{_from(CHOICES[field][value])}" if field in CHOICES else ""
+        about = f"  {CHOICES[field][value].about}{_origin(CHOICES[field][value])}" if field in CHOICES else ""
         lines.append(f"  {flag(field):<{width}} {value!s:<20}{about}".rstrip())
     return lines
 
 
-def _all() -> list[str]:
+def _all_lines() -> list[str]:
     lines = ["--system: preset of policies (* the answer may be approximate)"]
     for name, preset in SYSTEMS.items():
-        lines.append(f"  {name + ('' if is_exact(preset.config) else ' *'):<21} {preset.about}{_from(preset)}")
+        lines.append(f"  {name + ('' if is_exact(preset.config) else ' *'):<21} {preset.about}{_origin(preset)}")
     for field, names in CHOICES.items():
         lines += ["", f"{flag(field)}: {SystemConfig.__dataclass_fields__[field].metadata['about'].lower()}"]
-        lines += [f"  {name:<21} {choice.about}{_from(choice)}" for name, choice in names.items()]
+        lines += [f"  {name:<21} {choice.about}{_origin(choice)}" for name, choice in names.items()]
     return lines
 
 
-def _from(one: Choice[Any] | Preset) -> str:
+def _origin(one: Choice[Any] | Preset) -> str:
     """Where it is from, if not from this project."""
     return f" (from {Path(one.file).name})" if one.file else ""

@@ -18,7 +18,7 @@ import typer
 
 from odmoe.api.checks import check_writable
 from odmoe.clusters.process import prepare_libraries, prepare_process
-from odmoe.commands.shared.options import Debug, Json, Quiet
+from odmoe.commands.shared.options import Debug, Json, Quiet, option
 from odmoe.commands.shared.prompts import read_prompts
 from odmoe.settings.settings import Settings
 from odmoe.terminal import Terminal
@@ -39,37 +39,20 @@ def train_predictor(
     model: Annotated[str, typer.Argument(help="Model directory, or org/name on the Hub")],
     prompts: Annotated[
         Path | None,
-        typer.Option(
+        option(
             help="File of prompts, one per line, or a folder with a NAME.txt for each domain (default: prompts of five "
             "domains)",
-            show_default=False,
             metavar="PATH",
         ),
     ] = None,
     tokens: Annotated[
-        int,
-        typer.Option(
-            "-n", "--tokens", help="Maximum number of tokens per answer (default: 100)", show_default=False, metavar="N"
-        ),
+        int, option("-n", "--tokens", help="Maximum number of tokens per answer (default: 100)", metavar="N")
     ] = 100,
-    steps: Annotated[
-        int, typer.Option(help="Training steps per layer (default: 300)", show_default=False, metavar="N")
-    ] = 300,
-    seed: Annotated[
-        int,
-        typer.Option(
-            help="Random seed of the choice of held-out answers (default: 0)", show_default=False, metavar="N"
-        ),
-    ] = 0,
+    steps: Annotated[int, option(help="Training steps per layer (default: 300)", metavar="N")] = 300,
+    seed: Annotated[int, option(help="Random seed of the choice of held-out answers (default: 0)", metavar="N")] = 0,
     output: Annotated[
         Path | None,
-        typer.Option(
-            "-o",
-            "--output",
-            help="File to write (default: MODEL/token_predictor.safetensors)",
-            show_default=False,
-            metavar="PATH",
-        ),
+        option("-o", "--output", help="File to write (default: MODEL/token_predictor.safetensors)", metavar="PATH"),
     ] = None,
     as_json: Json = False,
     quiet: Quiet = False,
@@ -118,7 +101,7 @@ def run_train_predictor(
     terminal: Terminal,
 ) -> None:
     """Train, write and report. `prompts`: domain -> texts, two or more. `output`:
-    MODEL/token_predictor.safetensors where it is None.
+    MODEL/token_predictor.safetensors if it is None.
 
     Raises ConfigError, CheckpointError, DoesNotFitError or PromptError before the model is loaded.
     """
@@ -128,7 +111,6 @@ def run_train_predictor(
     from odmoe.text import encode, load_tokenizer
     from odmoe.training.observed_model import ObservedModel
     from odmoe.training.predictor_training import collect, fit, join_samples, mean_of, measure
-    from wire.machine import processor_name
 
     prepare_process(terminal.debug)
     path = find_model(model)
@@ -139,8 +121,7 @@ def run_train_predictor(
     if training.tokens > context - 2:
         raise ConfigError(f"--tokens is {training.tokens}; allowed: 2 to {context - 2}, by the model's context")
     prepare_libraries(Settings().threads_a_node)
-    with terminal.status() as say:
-        say("loading the whole model with Transformers")
+    with terminal.status("loading the whole model with Transformers"):
         tokenizer = load_tokenizer(path, CorruptCheckpointError)
         ids = [
             (domain, encode(tokenizer, text, context - training.tokens))
@@ -161,12 +142,26 @@ def run_train_predictor(
         layers=measure(weights, before, unseen),
         domains={domain: mean_of(measure(weights, before, rows)) for domain, rows in held.items() if rows},
     )
-    facts = {
-        "model": path.name,
-        "answers": len(ids),
+    counts = {"learned": len(_first(learned).inputs), "held out": len(_first(unseen).inputs)}
+    facts = _facts(path.name, prompts, training, counts, found)
+    token_predictor.save(token_predictor.TokenPredictor(weights, facts), observed.gates, file)
+    if file.parent.resolve() == path.resolve():
+        sign(file)
+    print(json.dumps(as_dict(file, facts, found)) if as_json else as_text(file, facts, found))
+
+
+def _facts(
+    model: str, prompts: dict[str, list[str]], training: Training, tokens: dict[str, int], found: Found
+) -> dict[str, Any]:
+    """What the file says of itself."""
+    from wire.machine import processor_name
+
+    return {
+        "model": model,
+        "answers": sum(map(len, prompts.values())),
         "domains": {domain: len(texts) for domain, texts in prompts.items()},
         "prompts": digest(prompts),
-        "tokens": {"learned": len(_first(learned).inputs), "held out": len(_first(unseen).inputs)},
+        "tokens": tokens,
         "steps": training.steps,
         "seed": training.seed,
         "accuracy by layer": {str(layer): one.after for layer, one in found.layers.items()},
@@ -176,10 +171,6 @@ def run_train_predictor(
         "machine": f"{processor_name()}, torch {version('torch')}, transformers {version('transformers')}",
         "when": time.strftime("%Y-%m-%d"),
     }
-    token_predictor.save(token_predictor.TokenPredictor(weights, facts), observed.gates, file)
-    if file.parent.resolve() == path.resolve():
-        sign(file)
-    print(json.dumps(as_dict(file, facts, found)) if as_json else as_text(file, facts, found))
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,7 +201,7 @@ def shuffle_texts(texts: list[str], seed: int) -> list[str]:
 def _split(
     samples: list[tuple[str, dict[int, Samples]]],
 ) -> tuple[dict[int, Samples], dict[str, dict[int, Samples]]]:
-    """What is learned, of all domains together, and by domain what is held out. Raises PromptError where a side has
+    """What is learned, of all domains together, and by domain what is held out. Raises PromptError if a side has
     no samples."""
     from odmoe.training.predictor_training import join_samples
 
@@ -224,7 +215,7 @@ def _split(
 
 
 def _weights_before(file: Path, observed: ObservedModel) -> dict[int, Any] | None:
-    """Of the file that will be replaced; None where there is none, or one of another model."""
+    """Of the file that will be replaced; None if there is none, or one of another model."""
     from checkpoint.prediction import token_predictor
 
     try:

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-import typer
-
 from odmoe.commands.shared.flags import with_settings
-from odmoe.commands.shared.options import ConfigAsForGenerate, ErrorsOnly, File, LibrariesDebug
+from odmoe.commands.shared.options import ConfigAsForGenerate, ErrorsOnly, File, LibrariesDebug, option, switch
 from odmoe.settings.settings import Settings
 from odmoe.settings.sources import effective
 from scheduler.errors import ConfigError
@@ -15,28 +13,23 @@ from scheduler.errors import ConfigError
 MAX_TIMEOUT_S = 1e6
 
 
-@with_settings(Settings)
+@with_settings(Settings, chooses=False)
 def up(
     flags: dict[str, Any],
     file: File,
     timeout: Annotated[
         float,
-        typer.Option(
-            help="Seconds to wait for Ray and the nodes (default: 300)",
-            show_default=False,
-            min=1,
-            rich_help_panel="Cluster",
-            metavar="X",
+        option(
+            help="Seconds to wait for Ray and the nodes (default: 300)", min=1, rich_help_panel="Cluster", metavar="X"
         ),
     ] = 300.0,
     config: ConfigAsForGenerate = None,
     take_over: Annotated[
         bool,
-        typer.Option(
+        switch(
             "--take-over",
             help="Also use hosts of other clusters, and end what these run there",
             rich_help_panel="Cluster",
-            metavar="",
         ),
     ] = False,
     quiet: ErrorsOnly = False,

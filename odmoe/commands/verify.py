@@ -5,16 +5,15 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Callable, Sequence
-from functools import partial
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from odmoe.api.checks import check_early
-from odmoe.clusters.process import prepare_libraries, prepare_process
+from odmoe.clusters.process import prepare_libraries
 from odmoe.commands.shared.flags import with_settings
-from odmoe.commands.shared.options import Debug, Json, Quiet
+from odmoe.commands.shared.options import Debug, Json, Quiet, option, switch
 from odmoe.commands.shared.prompts import read_prompts
 from odmoe.commands.shared.quality_run import LEAST_TEXT, TEXT_TOKENS, run_quality
 from odmoe.commands.texts import quality_text
@@ -38,44 +37,28 @@ SAMPLES = 3
 Step = Callable[[], None]
 
 
-@with_settings(Settings, VERIFY_FLAGS)
+@with_settings(Settings, VERIFY_FLAGS, chooses=False)
 def verify(
     flags: dict[str, Any],
     model: Annotated[str | None, typer.Argument(help="Model directory, GGUF file or org/name on the Hub")] = None,
     prompt: Annotated[str | None, typer.Argument(help=f"Prompt (default: {SAMPLES} sample prompts)")] = None,
     named_model: Annotated[
-        str | None,
-        typer.Option("-m", "--model", help="The model, not as first argument", show_default=False, metavar="MODEL"),
+        str | None, option("-m", "--model", help="The model, not as first argument", metavar="MODEL")
     ] = None,
     prompts: Annotated[
-        Path | None,
-        typer.Option(help="File of prompts, one per line, as text or JSON strings", show_default=False, metavar="PATH"),
+        Path | None, option(help="File of prompts, one per line, as text or JSON strings", metavar="PATH")
     ] = None,
-    tokens: Annotated[
-        int, typer.Option("-n", "--tokens", help="Tokens of each answer (default: 32)", show_default=False, metavar="N")
-    ] = 32,
-    quality: Annotated[
-        bool,
-        typer.Option("--quality", help="Compare perplexity and right answers instead", metavar=""),
-    ] = False,
+    tokens: Annotated[int, option("-n", "--tokens", help="Tokens of each answer (default: 32)", metavar="N")] = 32,
+    quality: Annotated[bool, switch("--quality", help="Compare perplexity and right answers instead")] = False,
     text: Annotated[
-        Path | None,
-        typer.Option(
-            help="Text for --quality (default: problems and sonnets that come with it)",
-            show_default=False,
-            metavar="PATH",
-        ),
+        Path | None, option(help="Text for --quality (default: problems and sonnets that come with it)", metavar="PATH")
     ] = None,
-    text_tokens: Annotated[
-        int, typer.Option(help="Most tokens of it (default: 20000)", show_default=False, metavar="N")
-    ] = TEXT_TOKENS,
+    text_tokens: Annotated[int, option(help="Most tokens of it (default: 20000)", metavar="N")] = TEXT_TOKENS,
     tasks: Annotated[
-        Path | None,
-        typer.Option(help="YAML table of tasks for --quality (docs/models.md)", show_default=False, metavar="PATH"),
+        Path | None, option(help="YAML table of tasks for --quality (docs/models.md)", metavar="PATH")
     ] = None,
     config: Annotated[
-        str | None,
-        typer.Option("--config", help="YAML file of settings, as for generate", show_default=False, metavar="PATH"),
+        str | None, option("--config", help="YAML file of settings, as for generate", metavar="PATH")
     ] = None,
     as_json: Json = False,
     quiet: Quiet = False,
@@ -119,96 +102,96 @@ def verify(
 
 
 def run_verify(settings: Settings, prompts: list[str], tokens: int, as_json: bool, terminal: Terminal) -> bool:
-    """Compare the answers to these prompts, `tokens` each, and print the verdict; False where they differ and should
-    not.
+    """Compare the answers to these prompts, `tokens` each, and print the verdict. False if they differ and should not.
 
     Raises ConfigError, CheckpointError, DoesNotFitError or PromptError before the model is loaded.
     """
-    from checkpoint.devices.names import return_memory
-    from checkpoint.encoded_dense import EncodedFiles
-    from checkpoint.family import dtype_name, stored_dtype
-    from checkpoint.hub import find_model
     from main_node.exactness import changed_weights
     from odmoe.commands.shared.comparison import Verdict, as_dict, compare
-    from odmoe.commands.shared.whole_model import check_memory, checked_config, load_whole
-    from odmoe.quality.quality import load_experts
-    from odmoe.start import start_cluster
+    from odmoe.commands.shared.whole_model import check_memory, open_checkpoint
 
-    prepare_process(terminal.debug)
-    check_early(settings)
-    path = find_model(settings.model)
-    config = checked_config(path)
-    dtype = settings.dtype or dtype_name(stored_dtype(config))
-    size = check_memory(path.name, config, dtype)
-    prepare_libraries(settings.threads_a_node)
+    checkpoint = open_checkpoint(settings, terminal)
     from main_node.shape import limited_context
-    from odmoe.clusters.configuration import check_fits, forms_needed, with_precision
-    from odmoe.clusters.device_choice import choose_devices
-    from odmoe.clusters.devices import check_devices, device_of
-    from odmoe.clusters.threads import with_threads
-    from odmoe.stores import prepare_store
+    from odmoe.clusters.devices import device_of
     from odmoe.text import load_tokenizer
 
-    check_devices(settings)
     # A store takes long to make: the prompts are checked before.
-    tokenizer = load_tokenizer(path, CorruptCheckpointError)
-    ids = encode_prompts(tokenizer, prompts, tokens, limited_context(size.context_max, settings.ctx_size))
-    with terminal.progress() as progress:
-        needed = partial(forms_needed, settings)
-        store = prepare_store(
-            settings.model,
-            settings.store,
-            settings.dtype,
-            progress,
-            needed,
-            experts=settings.experts,
-            dense=settings.dense,
-        )
-        settings = with_threads(settings, store)
-        check_fits(settings, store)
-        settings = choose_devices(with_precision(settings, store), store)
+    tokenizer = load_tokenizer(checkpoint.path, CorruptCheckpointError)
+    ids = encode_prompts(tokenizer, prompts, tokens, limited_context(checkpoint.context, settings.ctx_size))
+    settings, store = _ready_store(settings, terminal)
     prepare_libraries(settings.threads_a_node)  # the reference, too, computes with that number
     device = device_of(settings, "main")  # others round differently
-    if store.manifest.dtype != dtype:  # a store that was there may have another dtype than its checkpoint
-        check_memory(path.name, config, store.manifest.dtype)
-    with terminal.status() as say:
-        say("loading the whole model with Transformers")
-        model = load_whole(path, store.manifest.dtype, device)
-        if store.manifest.quantised_to:
-            load_experts(model, store)  # as the store has them, as are dense weights in few bits
-        EncodedFiles(store.dense).restore_into(model)
-    total = len(ids) * tokens
-    with terminal.progress() as progress:
-        step = _counter(progress, "Transformers", total)
-        expected = [reference(model, prompt, tokens, step) for prompt in ids]
-    del model
-    return_memory()  # the nodes need the room
-    with terminal.status() as say:
-        cluster = start_cluster(settings, store, say)
-    try:
-        with terminal.progress() as progress:
-            step = _counter(progress, "this engine", total)
-            answers = [answer(cluster, prompt, tokens, step) for prompt in ids]
-    finally:
-        cluster.close()
+    dtype = store.manifest.dtype
+    if dtype != checkpoint.dtype:  # a store that was there may have another dtype than its checkpoint
+        check_memory(checkpoint.path.name, checkpoint.config, dtype)
+    expected = _expected_answers(checkpoint.path, store, device, ids, tokens, terminal)
+    answers = _own_answers(settings, store, ids, tokens, terminal)
+    reasons = (_by_design(settings), _by_devices([report for _, report in answers]))
     verdict = Verdict(
         model=settings.model,
         system=system_name(settings.system, settings.system_config),
         cluster=settings.cluster,
-        dtype=store.manifest.dtype,
+        dtype=dtype,
         device=str(device),
-        approximate=" and ".join(filter(None, (_by_design(settings, store), _by_devices([one for _, one in answers])))),
-        prompts=[
-            compare(got, wanted, store.manifest.dtype) for (got, _), wanted in zip(answers, expected, strict=True)
-        ],
+        approximate=" and ".join(filter(None, reasons)),
+        prompts=[compare(got, wanted, dtype) for (got, _), wanted in zip(answers, expected, strict=True)],
         weights=changed_weights(store.manifest),
     )
     print(json.dumps(as_dict(verdict)) if as_json else as_text(verdict, tokenizer))
     return verdict.verdict != "different"
 
 
+def _ready_store(settings: Settings, terminal: Terminal) -> tuple[Settings, ExpertStore]:
+    """The store, and the settings with all that follows from it."""
+    from odmoe.clusters.configuration import check_fits, with_precision
+    from odmoe.clusters.device_choice import choose_devices
+    from odmoe.clusters.threads import with_threads
+    from odmoe.stores import store_of
+
+    with terminal.progress() as progress:
+        store = store_of(settings, progress)
+        settings = with_threads(settings, store)
+        check_fits(settings, store)
+        return choose_devices(with_precision(settings, store), store), store
+
+
+def _expected_answers(
+    path: Path, store: ExpertStore, device: torch.device, ids: list[list[int]], tokens: int, terminal: Terminal
+) -> list[Answer]:
+    """Those of Transformers, with the store's weights if these are others than the checkpoint's."""
+    from checkpoint.devices.names import return_memory
+    from checkpoint.encoded_dense import EncodedFiles
+    from odmoe.commands.shared.whole_model import load_whole
+    from odmoe.quality.quality import load_experts
+
+    with terminal.status("loading the whole model with Transformers"):
+        model = load_whole(path, store.manifest.dtype, device)
+        if store.manifest.quantised_to:
+            load_experts(model, store)  # as the store has them, as are dense weights in few bits
+        EncodedFiles(store.dense).restore_into(model)
+    with terminal.progress() as progress:
+        step = _counter(progress, "Transformers", len(ids) * tokens)
+        found = [reference(model, prompt, tokens, step) for prompt in ids]
+    del model
+    return_memory()  # the nodes need the room
+    return found
+
+
+def _own_answers(
+    settings: Settings, store: ExpertStore, ids: list[list[int]], tokens: int, terminal: Terminal
+) -> list[tuple[Answer, Any]]:
+    """Those of this engine, with their reports."""
+    from odmoe.start import start_cluster
+
+    with terminal.status() as say:
+        cluster = start_cluster(settings, store, say)
+    with closing(cluster), terminal.progress() as progress:
+        step = _counter(progress, "this engine", len(ids) * tokens)
+        return [answer(cluster, prompt, tokens, step) for prompt in ids]
+
+
 def encode_prompts(tokenizer: Any, prompts: list[str], tokens: int, context: int) -> list[list[int]]:
-    """Token ids of every prompt. Raises PromptError where prompt and answer do not fit the model's context."""
+    """Token ids of every prompt. Raises PromptError if prompt and answer do not fit the model's context."""
     from odmoe.text import encode
 
     found = [encode(tokenizer, prompt, context) for prompt in prompts]
@@ -224,7 +207,7 @@ def encode_prompts(tokenizer: Any, prompts: list[str], tokens: int, context: int
 def reference(model: Any, prompt: list[int], tokens: int, step: Step = lambda: None) -> Answer:
     """Transformers' own greedy answer; end of sequence does not end it. `step`: called after each token.
 
-    The model's generation settings hold, but for those that the engine does not support. Raises ConfigError where
+    The model's generation settings hold, but for those that the engine does not support. Raises ConfigError if
     Transformers refuses them.
     """
     import torch
@@ -285,8 +268,8 @@ def answer(cluster: Any, prompt: list[int], tokens: int, step: Step = lambda: No
     return Answer(list(report.token_ids), logits if main is not None else None), report
 
 
-def _by_design(settings: Settings, store: ExpertStore) -> str:
-    """Why answers may differ from Transformers'; empty where they may not."""
+def _by_design(settings: Settings) -> str:
+    """Why answers may differ from Transformers'; empty if they may not."""
     changing = [f"{field} {name}" for field, name in settings.inexact.items()]
     if not changing:
         return ""

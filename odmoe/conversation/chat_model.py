@@ -21,7 +21,7 @@ class Delta:
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """Of one answer; times in seconds, None where it is not known."""
+    """Of one answer; times in seconds, None if it is not known."""
 
     prompt_tokens: int | None
     cached_tokens: int | None
@@ -56,7 +56,7 @@ class ChatModel(Protocol):
         """As people know it."""
 
     def names(self) -> Sequence[str]:
-        """Other models that `choose` takes; empty where they cannot be listed. Raises ClusterError."""
+        """Other models that `choose` takes; empty if they cannot be listed. Raises ClusterError."""
 
     def choose(self, name: str) -> None:
         """Answer with another model from now on. Raises ODMoEError, after which the former one still answers, or is

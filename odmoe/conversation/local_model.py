@@ -27,7 +27,7 @@ class LocalModel:
     def __init__(self, settings: Settings, terminal: Terminal, use_template: bool, most_tokens: int | None) -> None:
         """Starts its nodes. `most_tokens`: of an answer; None: as many as the context has room for.
 
-        Raises ConfigError where it has no chat template and `use_template` asks for it, before a node is started;
+        Raises ConfigError if it has no chat template and `use_template` asks for it, before a node is started;
         CheckpointError, StoreError, ClusterError.
         """
         self._settings, self._terminal = settings, terminal

@@ -177,7 +177,7 @@ def _events(response: httpx2.Response) -> Iterator[str]:
 
 
 def _answered(response: httpx2.Response, url: str) -> Any:
-    """The JSON of a response. Raises RequestError, or ConfigError where key, model or template are at fault."""
+    """The JSON of a response. Raises RequestError, or ConfigError if key, model or template are at fault."""
     try:
         found = response.json()
     except (ValueError, RecursionError):

@@ -64,7 +64,7 @@ class Screen:
             sys.stdout.write("\n")
             sys.stdout.flush()
 
-    def say(self, text: str, style: str | None = None) -> None:
+    def print_line(self, text: str, style: str | None = None) -> None:
         """Lines on standard error."""
         self.terminal.console.print(text, style=style, markup=False, soft_wrap=True)
 

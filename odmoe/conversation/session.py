@@ -35,7 +35,7 @@ class Session:
     def __init__(self, model: ChatModel, screen: Screen, transcript: Transcript, forgive: Callable[[], bool]) -> None:
         """`forgive`: tells whether an interrupt was Ctrl-C, which stops the answer and not the conversation."""
         self._model, self._screen, self._transcript, self._forgive = model, screen, transcript, forgive
-        self._commands = SlashCommands(model, transcript, screen.say)
+        self._commands = SlashCommands(model, transcript, screen.print_line)
 
     def run(self, source: Input) -> None:
         """Converse until the input ends. An answer that fails is said to have done so, and the conversation goes on."""
@@ -46,9 +46,9 @@ class Session:
                         return
                 else:
                     self.answer(message)
-                    self._screen.say("")
+                    self._screen.print_line("")
             except ODMoEError as error:
-                self._screen.say(f"{type(error).__name__}: {error}", "red")
+                self._screen.print_line(f"{type(error).__name__}: {error}", "red")
 
     def answer(self, message: str) -> None:
         """Show the answer to a message; Ctrl-C stops it and keeps what came. Raises what `ChatModel.answer` raises."""
@@ -63,13 +63,13 @@ class Session:
             else:  # most templates want an answer between two messages
                 self._transcript.take_back()
         if not is_whole:
-            self._screen.say("(stopped)" if parts else "(stopped; the message is forgotten)", "dim")
+            self._screen.print_line("(stopped)" if parts else "(stopped; the message is forgotten)", "dim")
             return
         self._commands.figures = figures = answer.figures
         if figures.finish in _CUT:
-            self._screen.say(_CUT[figures.finish], "dim")
+            self._screen.print_line(_CUT[figures.finish], "dim")
         if self._commands.shows_figures:
-            self._screen.say(figures_text(figures), "dim")
+            self._screen.print_line(figures_text(figures), "dim")
 
     def _show(self, answer: Answer, parts: list[str]) -> bool:
         """Whether the answer came to its end. `parts` gets its text."""

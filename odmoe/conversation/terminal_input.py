@@ -101,7 +101,7 @@ def _keys() -> KeyBindings:
 
 
 def _history() -> Any:
-    """Readable by its owner alone. Where it cannot be written, a history of this conversation."""
+    """Readable by its owner alone. If it cannot be written, a history of this conversation."""
     from prompt_toolkit.history import FileHistory, InMemoryHistory
 
     file = history_file()

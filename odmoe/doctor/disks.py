@@ -109,5 +109,5 @@ def _wanted_stores(machine: Machine) -> set[str]:
 
 def _anew(machine: Machine) -> str:
     if machine.host is None:
-        return "odmoe stores --remove NAME removes it, and the next run makes it again"
+        return "odmoe rm NAME removes it, and the next run makes it again"
     return f"odmoe up {machine.wanted.cluster.path if machine.wanted.cluster else ''} -m MODEL copies it again"

@@ -79,14 +79,14 @@ def examine(asked: Asked, step: Step) -> Report:
     if asked.shadow not in (schemes := [*SHADOW_BYTES, "none"]):
         raise ConfigError(f"--shadow is {asked.shadow!r}; allowed: {', '.join(schemes)}")
     needs = needs_of(asked.model, asked.shadow, workers) if asked.model else None
-    wanted = _wanted(cluster, needs)
-    results = _alone(asked, wanted, step) if cluster is None else _cluster(asked, cluster, wanted, step)
+    wanted = _wanted_of(cluster, needs)
+    results = _examine_alone(asked, wanted, step) if cluster is None else _examine_cluster(asked, cluster, wanted, step)
     return Report(cluster.name if cluster else None, needs, results)
 
 
-def _alone(asked: Asked, wanted: Wanted, step: Step) -> list[Result]:
+def _examine_alone(asked: Asked, wanted: Wanted, step: Step) -> list[Result]:
     folder = cache_dir() / "stores"
-    facts = examination.here(folder, [], asked.measure, step)
+    facts = examination.examine_here(folder, [], asked.measure, step)
     stores = stores_here(folder, asked.model)
     facts["stores"] = {store.name: found for store, found in stores.items()}
     if asked.deep:
@@ -114,10 +114,10 @@ def _is_of(store: Path, model: str) -> bool:
     return used == model or Path(used).expanduser().resolve() == Path(model).expanduser().resolve()
 
 
-def _cluster(asked: Asked, cluster: ClusterFile, wanted: Wanted, step: Step) -> list[Result]:
+def _examine_cluster(asked: Asked, cluster: ClusterFile, wanted: Wanted, step: Step) -> list[Result]:
     folder = cluster_dir(cluster.name)
     keys = [str(folder), *(str(folder / host.address) for host in cluster.hosts)]
-    own = examination.here(cache_dir() / "stores", keys, False, step)
+    own = examination.examine_here(cache_dir() / "stores", keys, False, step)
     try:
         connections = Ssh.for_cluster(cluster, folder)
     except ConfigError as error:  # there is no key
@@ -125,14 +125,14 @@ def _cluster(asked: Asked, cluster: ClusterFile, wanted: Wanted, step: Step) -> 
         own_results = run_checks(Machine(HERE, Place.LAUNCHER, wanted, own))
         return [*own_results, Result("ssh", HERE, State.FAILURE, f"{cause}; no host was checked", cure)]
     with connections as ssh:
-        answers = examination.hosts(ssh, list(cluster.hosts), wanted.worker_ports, step)
+        answers = examination.examine_hosts(ssh, list(cluster.hosts), wanted.worker_ports, step)
         facts = {address: found for address, found in answers.items() if not isinstance(found, HostError)}
         able = [host for host in cluster.hosts if len(facts.get(host.address, ())) > examination.LEAST_FACTS]
         if asked.deep:
             examination.verify_stores(ssh, able, facts, step)
         if asked.measure:
-            examination.disks(ssh, able, facts, step)
-            examination.links(ssh, cluster.main, able, facts, step)
+            examination.measure_disks(ssh, able, facts, step)
+            examination.measure_links(ssh, cluster.main, able, facts, step)
     results = run_checks(Machine(HERE, Place.LAUNCHER, wanted, own, others=facts))
     for host in cluster.hosts:
         results += _of_host(host, answers[host.address], wanted, facts, asked.measure)
@@ -155,7 +155,7 @@ def _of_host(
     ]
 
 
-def _wanted(cluster: ClusterFile | None, needs: Needs | None) -> Wanted:
+def _wanted_of(cluster: ClusterFile | None, needs: Needs | None) -> Wanted:
     versions: dict[str, str] = _or_nothing(lambda: pinned_versions(), {})
     code = _or_nothing(code_digest, "")
     required = Requirements(versions)

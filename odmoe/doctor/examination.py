@@ -76,7 +76,7 @@ def known_or_fault(question: Callable[[], Facts]) -> Facts:
         return {"fault": str(error).partition("): ")[2] or str(error)}
 
 
-def here(stores: Path, keys: list[str], measure: bool, step: Step) -> Facts:
+def examine_here(stores: Path, keys: list[str], measure: bool, step: Step) -> Facts:
     """All facts of this machine. `stores`: the folder of its stores. `keys`: folders of keys, which may be none."""
     steps = 3 if measure else 2
     step("this machine", 0, steps)
@@ -99,7 +99,7 @@ def _or_unknown(found: Facts) -> Facts:
     return {"unknown": found["fault"]} if "fault" in found else found
 
 
-def hosts(ssh: Ssh, asked: list[Host], ports: range, step: Step) -> dict[str, Facts | HostError]:
+def examine_hosts(ssh: Ssh, asked: list[Host], ports: range, step: Step) -> dict[str, Facts | HostError]:
     """The facts of every host that answers, and the errors of the others, by address. All at once.
     `ports`: of Ray's processes."""
     question = {
@@ -121,10 +121,10 @@ def hosts(ssh: Ssh, asked: list[Host], ports: range, step: Step) -> dict[str, Fa
             )
         return facts
 
-    return _each(ssh, asked, one, "hosts", step)
+    return _ask_each(ssh, asked, one, "hosts", step)
 
 
-def _each(ssh: Ssh, asked: list[Host], job: Callable[[Host], Facts], what: str, step: Step) -> dict[str, Any]:
+def _ask_each(ssh: Ssh, asked: list[Host], job: Callable[[Host], Facts], what: str, step: Step) -> dict[str, Any]:
     done: list[str] = []
     step(what, 0, len(asked))
 
@@ -142,7 +142,7 @@ def _disk(folder: str) -> Facts:
     return {"folder": folder, "bytes": FILE_BYTES, "seconds": READ_S}
 
 
-def disks(ssh: Ssh, asked: list[Host], facts: dict[str, Facts], step: Step) -> None:
+def measure_disks(ssh: Ssh, asked: list[Host], facts: dict[str, Facts], step: Step) -> None:
     """Measure the hosts' disks: add `disk` to their facts. All at once, but those of one machine, such as containers
     or the testbed's, one after the other."""
     machines = {host.address: _machine(facts[host.address]) for host in asked}
@@ -155,7 +155,7 @@ def disks(ssh: Ssh, asked: list[Host], facts: dict[str, Facts], step: Step) -> N
     def measure(host: Host) -> Facts:
         return known_or_fault(lambda: ask(ssh, host, "disk", DISK_S, _disk("~/odmoe/stores"), ON_HOST))
 
-    for address, found in _each(ssh, asked, one, "disks", step).items():
+    for address, found in _ask_each(ssh, asked, one, "disks", step).items():
         facts[address]["disk"] = found
 
 
@@ -164,7 +164,7 @@ def _machine(facts: Facts) -> str:
     return str(facts.get("home_id", "")).partition(":")[0] or str(facts.get("addresses"))
 
 
-def links(ssh: Ssh, main: Host, asked: list[Host], facts: dict[str, Facts], step: Step) -> None:
+def measure_links(ssh: Ssh, main: Host, asked: list[Host], facts: dict[str, Facts], step: Step) -> None:
     """Measure the link between the main host and each other one, one after the other: add `link` to the facts of the
     latter. A free one of Ray's ports is used, which a firewall lets through."""
     others = [host for host in asked if host.address != main.address]
@@ -219,7 +219,7 @@ def verify_stores(ssh: Ssh, asked: list[Host], facts: dict[str, Facts], step: St
         command = f". ~/odmoe/code/env.sh && python - {paths}"
         return last_object(ssh.run(host, command, _verify_s(sum(whole.values())), VERIFY.encode()))
 
-    for address, found in _each(ssh, asked, lambda host: known_or_fault(lambda: one(host)), "stores", step).items():
+    for address, found in _ask_each(ssh, asked, lambda host: known_or_fault(lambda: one(host)), "stores", step).items():
         facts[address] |= _verified(found)
 
 

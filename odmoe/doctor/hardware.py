@@ -96,7 +96,7 @@ def memory(machine: Machine) -> Finding:
     if machine.host is not None and machine.facts.get("processes"):
         free, text = found["total"], f"{text}, while its node runs"
     if machine.place is Place.ALONE:
-        return _alone(free, text, needs.memory, needs.shadow)
+        return _memory_alone(free, text, needs.memory, needs.shadow)
     role = machine.host.role if machine.host else "main_node"
     needed = needs.memory[role] + RAY_BYTES
     text = f"{text}, {megabytes(needed)} needed for {_ROLES[role]}"
@@ -112,7 +112,7 @@ _CURES = {
 }
 
 
-def _alone(free: int, text: str, roles: dict[str, int], shadow: str) -> Finding:
+def _memory_alone(free: int, text: str, roles: dict[str, int], shadow: str) -> Finding:
     least = roles["main_node"] + roles["worker_node"]
     whole = least + roles["shadow_node"]
     if free < least:

@@ -47,7 +47,7 @@ class Finding(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """One line of the report. `host`: `this machine`, or the host's name in the cluster file. `cure` is empty where
+    """One line of the report. `host`: `this machine`, or the host's name in the cluster file. `cure` is empty if
     nothing is to be done."""
 
     name: str
@@ -67,7 +67,7 @@ class Wanted:
 
     required: Requirements
     needs: Needs | None = None
-    """Of the model, where one was given."""
+    """Of the model, if one was given."""
     cluster: ClusterFile | None = None
     code: str = ""
     """Digest of the code here."""
@@ -105,7 +105,7 @@ class Machine:
         return None if cluster is None else self.others.get(cluster.main.address)
 
     def elsewhere(self, name: str, role: str | None = None) -> list[Any]:
-        """A fact of each other host that has it, of one role where that is given."""
+        """A fact of each other host that has it, of one role if that is given."""
         cluster = self.wanted.cluster
         own = self.host.address if self.host else None
         wanted = {host.address for host in cluster.hosts if role in (None, host.role)} if cluster else set()

@@ -66,7 +66,7 @@ def processor():
 
 
 def memory():
-    """Bytes. `limit` and `left`: of the control group with the least left; None where none is limited."""
+    """Bytes. `limit` and `left`: of the control group with the least left; None if none is limited."""
     sizes = dict(re.findall(r"^(\w+): +(\d+) kB$", read("/proc/meminfo"), re.MULTILINE))
     found = {name: int(sizes.get(key, 0)) * 1024 for name, key in _MEMORY}
     limits = [limit for limit in map(group_limit, control_groups()) if limit]
@@ -98,7 +98,7 @@ def control_groups():
 
 
 def group_limit(folder):
-    """(limit, bytes left) of a control group; None where it has no limit. What its files take in the page cache can be
+    """(limit, bytes left) of a control group; None if it has no limit. What its files take in the page cache can be
     taken back, and counts as left."""
     pairs = (
         ("memory.max", "memory.current"),
@@ -124,7 +124,7 @@ def has_gpu():
 
 
 def library(python):
-    """What torch there says of itself and of the GPUs; {"fault": why} where it cannot be asked."""
+    """What torch there says of itself and of the GPUs; {"fault": why} if it cannot be asked."""
     if not python or not os.access(python, os.X_OK):
         return {"fault": "there is no environment yet"}
     try:
@@ -292,7 +292,7 @@ def answer(link):
 
 def link(asked):
     """Bits a second to and from another machine that runs `sink`, and seconds of a round trip: the median of several.
-    {"blocked": why} where it is not reached."""
+    {"blocked": why} if it is not reached."""
     end = time.monotonic() + CONNECT_S
     while True:
         try:
@@ -305,12 +305,12 @@ def link(asked):
     with contextlib.closing(stream):
         stream.settimeout(4 * SILENT_S)
         try:
-            return measured(stream, asked["token"])
+            return measure_link(stream, asked["token"])
         except OSError as error:
             return {"blocked": f"the connection broke: {error.strerror or error}"}
 
 
-def measured(stream, token):
+def measure_link(stream, token):
     stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     stream.sendall(token.encode())
     trips = []
@@ -351,7 +351,7 @@ def drain(link):
 
 
 def exactly(link, count):
-    """Raises OSError where the other end hangs up before."""
+    """Raises OSError if the other end hangs up before."""
     found = b""
     while len(found) < count:
         part = link.recv(count - len(found))

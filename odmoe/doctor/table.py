@@ -11,7 +11,7 @@ from odmoe.doctor.machine import ALL, HERE, HOST, RUNS, Finding, Machine, NotKno
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """`cure`: what to do where the finding does not say it itself."""
+    """`cure`: what to do if the finding does not say it itself."""
 
     name: str
     run: Callable[[Machine], Finding]
@@ -32,7 +32,7 @@ CHECKS = (
     Check("swap", hardware.swap, "memory was short, and what was swapped is slow: close other programs", RUNS),
     Check("container", hardware.container, "raise the limit of the container or service (--memory, MemoryMax)", RUNS),
     Check("folders", disks.folders, "make them belong to the user", HOST),
-    Check("disk room", disks.room, "make room, or remove old stores: odmoe stores, odmoe host-stores"),
+    Check("disk room", disks.room, "make room, or remove old stores: odmoe models, odmoe host-stores"),
     Check("disk speed", disks.speed, "put the store on a faster disk (an NVMe SSD), or keep more in memory", RUNS),
     Check("store", disks.store, "odmoe up copies it again", RUNS),
     Check("link", network.link, "use a cable of 1 Gbit/s, and look at the switch: ethtool eth0 shows the rate", HOST),

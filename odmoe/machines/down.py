@@ -41,10 +41,7 @@ def down(file: Path, terminal: Terminal) -> None:
         head = runs[cluster.main.address]
         if cluster.main.address not in others:
             if isinstance(head, dict) and head.get("processes"):
-                try:
-                    Head(ssh, cluster).stop(NODES_S)
-                except ODMoEError as error:
-                    say(f"the nodes could not be asked to stop, and are killed: {error}")
+                _stop_nodes(Head(ssh, cluster), say)
             try:
                 run_ray(cluster, folder, "down", RAY_S, say if terminal.debug else lambda line: None)
             except LaunchError as error:
@@ -53,26 +50,31 @@ def down(file: Path, terminal: Terminal) -> None:
         reached = [host for host in cluster.hosts if isinstance(runs[host.address], dict)]
         ended = ssh.each(reached, lambda host: stop_processes(ssh, host, own, release=True))
     others |= {address: owner for address, found in ended.items() if (owner := _other_owner(found, own))}
-    for host in cluster.hosts:
-        if owner := others.get(host.address):
-            terminal.print_always(f"{host.name} ({host.address}): {left_alone(owner)}")
+    foreign = [host for host in cluster.hosts if host.address in others]
+    for host in foreign:
+        terminal.print_always(f"{host.name} ({host.address}): {left_alone(others[host.address])}")
     failed = [
         host
         for host in cluster.hosts
-        if host.address not in others
+        if host not in foreign
         and not _report_host(host, runs[host.address], ended.get(host.address), say, terminal.print_always)
     ]
     if former:
         remember(folder, cluster, former)
     elif not failed:
         forget(folder)
-    if failed:
-        names = ", ".join(host.name for host in failed)
-        raise LaunchError(f"{len(failed)} of {len(cluster.hosts)} hosts may still run something: {names}; see above")
-    if others:
-        names = ", ".join(host.name for host in cluster.hosts if host.address in others)
-        raise LaunchError(f"{len(others)} of {len(cluster.hosts)} hosts belong to another cluster: {names}; see above")
+    for hosts, state in ((failed, "may still run something"), (foreign, "belong to another cluster")):
+        if hosts:
+            names = ", ".join(host.name for host in hosts)
+            raise LaunchError(f"{len(hosts)} of {len(cluster.hosts)} hosts {state}: {names}; see above")
     say(f"nothing runs any more on {len(cluster.hosts)} hosts")
+
+
+def _stop_nodes(head: Head, say: Say) -> None:
+    try:
+        head.stop(NODES_S)
+    except ODMoEError as error:
+        say(f"the nodes could not be asked to stop, and are killed: {error}")
 
 
 def _other_owner(found: Any, own: str | None) -> dict[str, Any] | None:

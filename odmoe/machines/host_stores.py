@@ -12,7 +12,7 @@ from odmoe.machines.home import cluster_dir, cluster_id
 from odmoe.machines.preflight import ask
 from odmoe.machines.ssh import Ssh
 from odmoe.machines.table import cause
-from odmoe.terminal import megabytes
+from odmoe.terminal import aligned, megabytes
 from scheduler.errors import ConfigError, HostError, LaunchError
 from scheduler.one_line import one_line
 
@@ -38,7 +38,8 @@ def list_stores(file: Path, as_json: bool = False) -> None:
             for host, answer in good
             for name, store in answer.get("stores", {}).items()
         ]
-        _print([COLUMNS, *rows] if rows else [("no stores",)])
+        for line in aligned([list(map(one_line, row)) for row in [COLUMNS, *rows]]) if rows else ["no stores"]:
+            print(line, flush=True)
     _raise(failed)
 
 
@@ -97,10 +98,3 @@ def _state(store: Facts) -> str:
     part = "part: {} of {} experts; ".format(*held) if (held := store.get("held")) else ""
     whole = part if store["whole"] else "unfinished; "
     return f"{whole}{'in use: ' + store['used'] if store['used'] else 'not in use'}"
-
-
-def _print(lines: list[tuple[str, ...]]) -> None:
-    lines = [tuple(map(one_line, line)) for line in lines]
-    widths = [max(len(line[n]) for line in lines) for n in range(len(lines[0]))]
-    for line in lines:
-        print("  ".join(text.ljust(width) for text, width in zip(line, widths, strict=True)).rstrip(), flush=True)

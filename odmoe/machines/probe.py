@@ -214,10 +214,12 @@ def listening(ours):
             port = sockets.get(os.readlink(link))
             if port is not None:
                 holders.setdefault(port, set()).add(int(link.split("/")[2]))
-    return {port: holder(holders.get(port, ())) for port in sockets.values() if not of(ours, holders.get(port, ()))}
+    return {
+        port: holder(holders.get(port, ())) for port in sockets.values() if not is_ours(ours, holders.get(port, ()))
+    }
 
 
-def of(ours, numbers):
+def is_ours(ours, numbers):
     """Whether one of these processes, or one of its ancestors, is among `ours`: titles overwrite the mark."""
     return any(ancestor in ours for number in numbers for ancestor in line_of(number))
 

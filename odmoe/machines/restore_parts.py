@@ -13,7 +13,7 @@ from odmoe.machines.preflight import SPARE, Facts, probe
 from odmoe.machines.ship import manifest_digest
 from odmoe.machines.ship_parts import Parts, plan_parts, push_parts
 from odmoe.machines.ssh import Ssh
-from odmoe.machines.table import copying
+from odmoe.machines.table import copy_bars
 from odmoe.stores import check_whole, open_verified
 from odmoe.terminal import Terminal, megabytes
 from scheduler.errors import ConfigError, HostError, LaunchError
@@ -37,13 +37,13 @@ def restore_parts(file: Path, store: Path, terminal: Terminal, as_json: bool = F
         facts = {address: found for address, found in answers.items() if not isinstance(found, HostError)}
         failed = {address: found for address, found in answers.items() if isinstance(found, HostError)}
         able = [host for host in workers if host.address in facts]
-        _say(failed)
+        _print_errors(failed)
         if able:
             parts = plan_parts(opened, able, facts, min(cluster.replicas, len(able)), SPARE)
-            with copying(terminal.console, "parts") as step:
+            with copy_bars(terminal.console, "parts") as step:
                 short = push_parts(ssh, able, parts, facts, step)
             _show([host for host in able if host.address not in short], parts, as_json)
-            _say(short)
+            _print_errors(short)
             failed |= short
     if failed:
         raise LaunchError(f"{len(failed)} of {len(workers)} hosts were given nothing, or not all; see above")
@@ -66,7 +66,7 @@ def _fit_facts(ssh: Ssh, host: Host, own: str | None, name: str, wanted: str) ->
     return facts
 
 
-def _say(failed: dict[str, HostError]) -> None:
+def _print_errors(failed: dict[str, HostError]) -> None:
     for error in failed.values():
         print(error, file=sys.stderr, flush=True)
 

@@ -150,8 +150,8 @@ def lock_time() -> float:
 
 def _files() -> list[_File]:
     """The files of the code, sorted by name. Raises ConfigError if this is no whole checkout."""
-    found = [(file, str(file.relative_to(ROOT))) for package in PACKAGES for file in _within(ROOT / package)]
-    found += [(_beside(RUNTIME_LOCK if name == "requirements.lock" else name, name), name) for name in FILES]
+    found = [(file, str(file.relative_to(ROOT))) for package in PACKAGES for file in _code_files(ROOT / package)]
+    found += [(_shipped_file(RUNTIME_LOCK if name == "requirements.lock" else name, name), name) for name in FILES]
     found.append((environment_file(), Path(ENVIRONMENT).name))
     files = []
     for path, name in sorted(found, key=lambda pair: pair[1]):
@@ -168,17 +168,17 @@ def _files() -> list[_File]:
 
 def environment_file() -> Path:
     """What every process of a host starts with."""
-    return _beside(ENVIRONMENT, Path(ENVIRONMENT).name)
+    return _shipped_file(ENVIRONMENT, Path(ENVIRONMENT).name)
 
 
-def _beside(*names: str) -> Path:
+def _shipped_file(*names: str) -> Path:
     """The first of these that there is beside the packages: a host of a cluster may launch another, and has what was
     shipped to it."""
     places = [(BUNDLED if BUNDLED.is_dir() else ROOT) / name for name in names]
     return next((place for place in places if place.is_file()), places[0])
 
 
-def _within(package: Path) -> list[Path]:
+def _code_files(package: Path) -> list[Path]:
     """Without what a wheel has beside the code."""
     files = [file for file in package.rglob("*") if file.is_file() and not file.name.endswith(LEFTOVERS)]
     files = [file for file in files if not file.is_relative_to(BUNDLED) and file.suffix != TRACE]

@@ -47,7 +47,7 @@ def status(file: Path, watch: bool = False, as_json: bool = False) -> bool:
                 print(_below(found, cluster.path), end="", flush=True)
             else:
                 print(
-                    json.dumps(found) if as_json else f"{table.plain()}\n{_below(found, cluster.path)}".rstrip("\n"),
+                    json.dumps(found) if as_json else f"{table.as_text()}\n{_below(found, cluster.path)}".rstrip("\n"),
                     flush=True,
                 )
             if not watch:
@@ -68,7 +68,7 @@ def _look(ssh: Ssh, cluster: ClusterFile, console: Console) -> tuple[HostTable, 
     own = cluster_id(cluster_dir(cluster.name))
     seen = _put_simply(seen, facts[cluster.main.address], cluster, own)
     table = HostTable(Console(quiet=True), cluster)
-    table.see(seen)
+    table.update(seen)
     for host in cluster.hosts:
         found = facts[host.address]
         if isinstance(found, HostError):

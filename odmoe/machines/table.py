@@ -24,7 +24,7 @@ from rich.text import Text
 
 from odmoe.machines.cluster_file import ClusterFile, Host
 from odmoe.machines.head import NODE_UNKNOWN
-from odmoe.terminal import megabytes
+from odmoe.terminal import aligned, count_text, megabytes
 from scheduler.errors import HostError
 from scheduler.one_line import one_line
 
@@ -63,12 +63,12 @@ class HostTable:
     def change(self, address: str, /, **facts: Any) -> None:
         with self._changing:
             self.rows.setdefault(address, empty_row(None, address)).update(facts)
-            self._say(address)
+            self._print_change(address)
 
     def set_failed(self, address: str, error: HostError, state: str = "failed") -> None:
         self.change(address, state=state, detail=cause(error))
 
-    def see(self, snapshot: dict[str, Any]) -> None:
+    def update(self, snapshot: dict[str, Any]) -> None:
         """Update all rows from the head's states."""
         for row in snapshot["hosts"]:
             self.change(row["address"], **{key: value for key, value in row.items() if key != "address"})
@@ -96,15 +96,11 @@ class HostTable:
         details.rstrip()
         return Group(table, details) if details else Group(table)
 
-    def plain(self) -> str:
+    def as_text(self) -> str:
         """As text, with columns as wide as what is in them."""
-        lines = [COLUMNS, *(tuple(cells(row)) for row in self.rows.values())]
-        widths = [max(len(line[n]) for line in lines) for n in range(len(COLUMNS))]
-        return "\n".join(
-            "  ".join(text.ljust(width) for text, width in zip(line, widths, strict=True)).rstrip() for line in lines
-        )
+        return "\n".join(aligned([COLUMNS, *map(cells, self.rows.values())]))
 
-    def _say(self, address: str) -> None:
+    def _print_change(self, address: str) -> None:
         """Without a terminal: print the change of a host's state."""
         row = self.rows[address]
         detail = f": {one_line(row['detail'])}" if row["detail"] else ""
@@ -160,7 +156,7 @@ def cause(error: HostError) -> str:
 
 
 @contextlib.contextmanager
-def copying(console: Console, what: str) -> Iterator[Callable[[str, int, int], None]]:
+def copy_bars(console: Console, what: str) -> Iterator[Callable[[str, int, int], None]]:
     """A callback `(host, done, total)` in bytes that draws a bar for each host. Without a terminal there is a line at
     the start and one at the end."""
     bytes_of: dict[str, tuple[int, int]] = {}
@@ -188,5 +184,5 @@ def copying(console: Console, what: str) -> Iterator[Callable[[str, int, int], N
     if bytes_of:
         copied = sum(done for done, _ in bytes_of.values())
         rate = megabytes(int(copied / max(0.1, time.monotonic() - began)))
-        hosts = f"{len(bytes_of)} host{'' if len(bytes_of) == 1 else 's'}"
+        hosts = count_text(len(bytes_of), "host")
         console.print(f"{what}: {megabytes(copied)} to {hosts}, {rate}/s", markup=False, soft_wrap=True)

@@ -40,11 +40,11 @@ def take(stream):
     place = os.open(folder, os.O_RDONLY)
     fcntl.flock(place, fcntl.LOCK_EX)  # as the worker does that runs here (checkpoint/part_files.py)
     for name, text in asked["texts"]:
-        replace(folder, name, (joined(folder, text) if name == "held.json" else text).encode())
+        replace(folder, name, (with_experts_there(folder, text) if name == "held.json" else text).encode())
     os.close(place)
 
 
-def joined(folder, text):
+def with_experts_there(folder, text):
     """A list, and what the one that is there names, if that is of the same store."""
     asked = json.loads(text)
     try:
@@ -54,13 +54,13 @@ def joined(folder, text):
         if there.get("manifest", asked["manifest"] if is_store else None) != asked["manifest"]:
             return text
         layers = {layer: [*there["experts"].get(layer, []), *some] for layer, some in asked["experts"].items()}
-        asked["experts"] = {layer: merged(some) for layer, some in {**there["experts"], **layers}.items()}
+        asked["experts"] = {layer: merge_ranges(some) for layer, some in {**there["experts"], **layers}.items()}
     except (OSError, ValueError, TypeError, KeyError, AttributeError):
         return text
     return json.dumps(asked)
 
 
-def merged(ranges):
+def merge_ranges(ranges):
     """As few as can be."""
     found: list[list[int]] = []
     for first, last in sorted(ranges):

@@ -7,7 +7,6 @@ import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from enum import Enum
-from functools import partial
 from pathlib import Path
 
 from checkpoint.hub import find_model
@@ -43,9 +42,9 @@ from odmoe.machines.ship import (
 )
 from odmoe.machines.ship_parts import Parts, plan_parts, push_parts
 from odmoe.machines.ssh import Ssh, size_of
-from odmoe.machines.table import HostTable, cause, copying
+from odmoe.machines.table import HostTable, cause, copy_bars
 from odmoe.settings.settings import Settings
-from odmoe.stores import prepare_store
+from odmoe.stores import store_of
 from odmoe.terminal import Terminal
 from scheduler.errors import ConfigError, HostError, LaunchError, LinkError, ODMoEError
 from scheduler.timing.profile import find_profile
@@ -203,22 +202,12 @@ class _BringUp:
 
     def _store(self, facts: dict[str, Facts]) -> Path:
         """Make the store if there is none, and check that settings and every host go with it."""
-        from odmoe.clusters.configuration import check_joined, forms_needed, with_slots
+        from odmoe.clusters.configuration import check_joined, with_slots
         from odmoe.text import check_tokenizer
 
-        needed = partial(forms_needed, self._settings)
         settings = self._settings
         with self._terminal.progress() as progress:
-            opened = prepare_store(
-                settings.model,
-                settings.store,
-                settings.dtype,
-                progress,
-                needed,
-                check_tokenizer,
-                settings.experts,
-                settings.dense,
-            )
+            opened = store_of(settings, progress, check_tokenizer)
         workers = len(self._cluster.hosts_of("worker_node"))
         self._settings = with_slots(settings, opened, workers)
         check_joined(self._settings, opened, workers)
@@ -234,7 +223,7 @@ class _BringUp:
         """All of it to every host; if the file says `replicas`, to workers their parts."""
         parts, hosts = self._parts, list(self._cluster.hosts)
         workers = self._cluster.hosts_of("worker_node") if parts else []
-        with copying(self._terminal.console, "store") as step:
+        with copy_bars(self._terminal.console, "store") as step:
             failed = push_store(self._ssh, [host for host in hosts if host not in workers], store, facts, step)
             if parts:
                 failed |= push_parts(self._ssh, workers, parts, facts, step)
@@ -321,7 +310,7 @@ class _BringUp:
             joined, ready = self._all_joined(), False
             try:
                 for seen in head.start(self._settings, store, until):
-                    self._table.see(seen)
+                    self._table.update(seen)
                     ready = seen["ready"]
                 return ready
             except HostError:
@@ -331,7 +320,7 @@ class _BringUp:
                     raise
             time.sleep(AGAIN_S)
             with contextlib.suppress(ODMoEError):
-                self._table.see(head.status(min(STATUS_S, max(1.0, until - time.monotonic()))))
+                self._table.update(head.status(min(STATUS_S, max(1.0, until - time.monotonic()))))
 
     def _all_joined(self) -> bool:
         return all(self._table.rows[host.address]["ray"] == "alive" for host in self._cluster.hosts)

@@ -27,7 +27,7 @@ SILENCE_S = 60.0
 
 def download(url: str, file: HubFile, target: Path, step: Callable[[int], None]) -> None:
     """Fetch `url` to `target`, unless that is there. `step` gets bytes: those that were there first, then as they come;
-    negative where they have to come again.
+    negative if they have to come again.
 
     An interrupted download leaves a file beside the target, with which the next one goes on. Raises
     CorruptCheckpointError for wrong bytes, StoreWriteError, and httpx2's and the Hub's own errors.
@@ -57,7 +57,7 @@ def download(url: str, file: HubFile, target: Path, step: Callable[[int], None])
 
 
 def _lock(held: IO[bytes], partial: Path) -> None:
-    """Raises StoreWriteError where another process writes the same file."""
+    """Raises StoreWriteError if another process writes the same file."""
     try:
         fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:

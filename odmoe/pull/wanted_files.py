@@ -18,7 +18,7 @@ _QUANTISATION = re.compile(r"(?:^|[-._])((?:UD-)?(?:I?Q\d\w*|BF16|F16|F32|MXFP4\
 
 @dataclass(frozen=True, slots=True)
 class HubFile:
-    """A file of a repository. `digest`: its SHA-256 where it is kept as LFS; `key`: its name in the Hub's cache."""
+    """A file of a repository. `digest`: its SHA-256 if it is kept as LFS; `key`: its name in the Hub's cache."""
 
     name: str
     bytes: int
@@ -34,7 +34,7 @@ def small_files(files: Sequence[HubFile]) -> list[HubFile]:
 def weight_files(files: Sequence[HubFile], indexed: Collection[str]) -> list[HubFile]:
     """The one safetensors file, or those that the index names. Copies in other formats are left out.
 
-    Raises UnsupportedFormatError where the repository has other formats alone, CheckpointError where it lacks a file.
+    Raises UnsupportedFormatError if the repository has other formats alone, CheckpointError if it lacks a file.
     """
     by_name = {one.name: one for one in files}
     if SINGLE in by_name:
@@ -76,7 +76,7 @@ def quantisations(files: Sequence[HubFile]) -> list[str]:
 
 
 def quantisation_of(name: str) -> str | None:
-    """Of a GGUF file, by its name; None where that has none, and for the file of an image encoder."""
+    """Of a GGUF file, by its name; None if that has none, and for the file of an image encoder."""
     found = _QUANTISATION.search(PurePosixPath(name).name)
     return None if found is None or "mmproj" in name else found[1].upper()
 

@@ -16,7 +16,7 @@ class AnswerParser(Protocol):
     """Of one answer."""
 
     def push(self, text: str) -> list[Delta]:
-        """What the next part of the answer adds. Its special tokens are part of it where they mark something."""
+        """What the next part of the answer adds. Its special tokens are part of it if they mark something."""
 
     def finish(self, cut: bool) -> list[Delta]:
         """What the end adds. `cut`: by the length; else the model, or a stop text, has ended it."""

@@ -13,7 +13,7 @@ class CallPiece(NamedTuple):
     arguments: str
     """What it adds to the call's arguments, which are JSON."""
     call_id: str | None = None
-    """The model's own, where it writes one."""
+    """The model's own, if it writes one."""
 
 
 class CallReader(Protocol):

@@ -25,7 +25,7 @@ class ForcedCall:
 
 
 def forced_call(form: Form, prompt: str, tools: list[dict[str, Any]]) -> ForcedCall:
-    """A call of one of the tools. Where the family writes no JSON, or its header would name the tool among several, the
+    """A call of one of the tools. If the family writes no JSON, or its header would name the tool among several, the
     call is JSON with name and arguments in place of the family's own form.
 
     `prompt`: the chat's text. Reasoning that it begins is ended at once.

@@ -37,13 +37,13 @@ class CallForm:
     wrappers: tuple[str, ...] = ()
     """Around all calls, and no part of the text."""
     inner: tuple[str, ...] = ()
-    """Within a call, where they may be special tokens."""
+    """Within a call, if they may be special tokens."""
     is_json: bool = False
     """What stands between `open` and `close` is JSON with name and arguments."""
     header: str | None = None
     """Up to a call's arguments, with `{name}`; None: no JSON arguments follow a header."""
     id_length: int | None = None
-    """Of a call's id where the template allows one length only."""
+    """Of a call's id if the template allows one length only."""
 
 
 def _json(typed: TypedValue) -> CallReader:

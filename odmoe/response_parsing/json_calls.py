@@ -91,7 +91,7 @@ class JsonCalls:
     def __init__(self) -> None:
         self.is_broken = False
         self._object = ""
-        """The call under way, up to its arguments; all of it where they do not come second."""
+        """The call under way, up to its arguments; all of it if they do not come second."""
         self._extent = JsonExtent()
         self._arguments: Arguments | None = None
         self._count = 0
@@ -172,7 +172,7 @@ def whole_call(text: str) -> CallPiece | None:
 
 
 def call_of(given: dict[str, Any]) -> CallPiece | None:
-    """A call from `{"name", "arguments"}`, perhaps within `function`. None where it has no name, or its arguments are
+    """A call from `{"name", "arguments"}`, perhaps within `function`. None if it has no name, or its arguments are
     no object."""
     function = given.get("function")
     function = function if isinstance(function, dict) else given

@@ -275,10 +275,10 @@ def make_parser(
         return HarmonyParser(bool(tools), writer, piecewise)
     if form.is_plain:
         return PlainParser()
-    return FormParser(form, _begun(form, prompt, continued), tools, writer, piecewise)
+    return FormParser(form, _open_reasoning(form, prompt, continued), tools, writer, piecewise)
 
 
-def _begun(form: Form, prompt: str, continued: bool) -> str:
+def _open_reasoning(form: Form, prompt: str, continued: bool) -> str:
     """Reasoning that the prompt has begun for the model."""
     if form.think is None:
         return ""
@@ -287,7 +287,7 @@ def _begun(form: Form, prompt: str, continued: bool) -> str:
     return opened if is_open else ""
 
 
-def joined(deltas: list[Delta]) -> list[Delta]:
+def join_deltas(deltas: list[Delta]) -> list[Delta]:
     """Neighbours of the same field as one."""
     found: list[Delta] = []
     for delta in deltas:
@@ -299,8 +299,8 @@ def joined(deltas: list[Delta]) -> list[Delta]:
     return found
 
 
-def merged(deltas: list[Delta]) -> dict[str, Any]:
-    """The message that deltas make: `content`, `reasoning_content` and `tool_calls`, where there are any."""
+def merge_deltas(deltas: list[Delta]) -> dict[str, Any]:
+    """The message that deltas make: `content`, `reasoning_content` and `tool_calls`, if there are any."""
     message: dict[str, Any] = {}
     calls: list[dict[str, Any]] = []
     for delta in deltas:

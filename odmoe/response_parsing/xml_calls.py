@@ -45,7 +45,7 @@ TypedValue = Callable[[str, str, str], Any]
 
 
 def typed_by(tools: list[dict[str, Any]]) -> TypedValue:
-    """A text where the schema does not say. `tools`: as OpenAI's API has them."""
+    """A text if the schema does not say. `tools`: as OpenAI's API has them."""
     from transformers.utils.chat_parsing import parse_response
 
     def typed(tool: str, key: str, value: str) -> Any:

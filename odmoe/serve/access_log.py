@@ -59,7 +59,7 @@ class Record:
     """The sum of recall times tokens, and of tokens, of answers that have a recall."""
 
     def on_answered(self, finish: str, report: Report | None) -> None:
-        """One of its answers has ended. `report`: None where it did not come."""
+        """One of its answers has ended. `report`: None if it did not come."""
         if report is not None and report.recall is not None:
             total, tokens = self._recalled
             self._recalled = total + report.recall * report.new_tokens, tokens + report.new_tokens
@@ -109,7 +109,7 @@ FORMATS: dict[str, Callable[[dict[str, Any]], str]] = {"text": as_text, "json": 
 
 
 def _request_id(scope: Scope) -> str:
-    """The client's own, or a new one where it has none or one with other characters."""
+    """The client's own, or a new one if it has none or one with other characters."""
     given = Headers(raw=scope.get("headers", [])).get("x-request-id", "")
     return given if OWN_ID.fullmatch(given) else secrets.token_hex(12)
 

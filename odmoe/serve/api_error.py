@@ -12,7 +12,7 @@ from odmoe.serve.sse import encode
 from scheduler import errors as e
 
 AGAIN_S = 1
-"""What `Retry-After` says where a request was refused for now."""
+"""What `Retry-After` says if a request was refused for now."""
 MOST_CHARACTERS = 2000
 """Of a message: some repeat what the client has sent."""
 OVERFLOW = "context_length_exceeded"

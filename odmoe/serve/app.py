@@ -85,7 +85,7 @@ def make_app(service: Service, access: Access) -> FastAPI:
 
 
 def _no_route(request: Request, error: HTTPException) -> str:
-    """With the nearest path, where there is none of this name."""
+    """With the nearest path, if there is none of this name."""
     path, known = request.url.path, [getattr(route, "path", "") for route in request.app.routes]
     near = nearest(path, [one for one in known if "{" not in one]) if error.status_code == 404 else ""
     return f"{request.method} {path}: {error.detail}{near}"

@@ -117,7 +117,7 @@ class Crowded:
 
 
 def _name(host: str) -> str:
-    """Of a Host header, without the port. Empty where it is none."""
+    """Of a Host header, without the port. Empty if it is none."""
     try:
         return urlsplit(f"//{host}").hostname or ""
     except ValueError:

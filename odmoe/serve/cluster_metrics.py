@@ -51,15 +51,15 @@ class FiguresReader:
         try:
             found = pending.result(self._deadline_s)
         except ODMoEError as error:
-            self._tell(str(error))
+            self._log_change(str(error))
             return None
         except TimeoutError:
-            self._tell(f"it has not answered within {self._deadline_s:g} s")
+            self._log_change(f"it has not answered within {self._deadline_s:g} s")
             return None
         except Exception:  # noqa: BLE001 - a defect, which must not cost the figures of requests too
             _log.exception("the cluster's figures cannot be read")
             return None
-        self._tell("")
+        self._log_change("")
         return found
 
     def _ask(self, pending: Future[Figures]) -> None:
@@ -68,8 +68,8 @@ class FiguresReader:
         except BaseException as error:  # noqa: BLE001 - raised in `read`
             pending.set_exception(error)
 
-    def _tell(self, trouble: str) -> None:
-        """Once for each trouble, and once where it is over."""
+    def _log_change(self, trouble: str) -> None:
+        """Once for each trouble, and once when it is over."""
         with self._lock:
             before, self._trouble = self._trouble, trouble
         if trouble and trouble != before:

@@ -65,7 +65,7 @@ class Exchange:
         while self._last and not found:
             if self._failure is None:
                 try:
-                    found = self._note(await self._answers.events.take())
+                    found = self._count_events(await self._answers.events.take())
                 except Exception as error:
                     self._failure = error
                     raise
@@ -79,14 +79,14 @@ class Exchange:
         with contextlib.suppress(TimeoutError, ApiError, ClientGoneError):
             async with asyncio.timeout(REPORTS_S):
                 while self._owed:
-                    self._note(await self._answers.events.take())
+                    self._count_events(await self._answers.events.take())
 
-    def _note(self, got: list[AnswerEvent]) -> list[AnswerEvent]:
+    def _count_events(self, got: list[AnswerEvent]) -> list[AnswerEvent]:
         """Those of them that are for the client, up to the first error."""
         found = []
         for one in got:
             if isinstance(one.what, Piece):
-                self._note_piece(one, one.what)
+                self._count_piece(one, one.what)
                 found.append(one)
             elif not isinstance(one.what, Exception):
                 self.service.failed.clear()
@@ -100,7 +100,7 @@ class Exchange:
                 break
         return found
 
-    def _note_piece(self, got: AnswerEvent, piece: Piece) -> None:
+    def _count_piece(self, got: AnswerEvent, piece: Piece) -> None:
         meter, record = self.service.meter, self.record
         self.tokens += 1
         before, self._last[got.choice] = self._last[got.choice], got.at

@@ -29,15 +29,15 @@ class HeldHangup:
 
 
 def hold_hangup() -> None:
-    """From now on, outside `on_hangup`, SIGHUP is held. Where it is ignored, it stays so."""
+    """From now on, outside `on_hangup`, SIGHUP is held. If it is ignored, it stays so."""
     if signal.getsignal(signal.SIGHUP) is signal.SIG_DFL:
         signal.signal(signal.SIGHUP, HeldHangup())
 
 
 @contextmanager
 def on_hangup(act: Callable[[], None]) -> Iterator[None]:
-    """Within the block, where it is entered in the main thread, SIGHUP calls `act` in a thread, one call at a time. So
-    does one that was held before. A SIGHUP because the terminal is gone ends the process as SIGTERM does. Where SIGHUP
+    """Within the block, if it is entered in the main thread, SIGHUP calls `act` in a thread, one call at a time. So
+    does one that was held before. A SIGHUP because the terminal is gone ends the process as SIGTERM does. If SIGHUP
     is ignored, as by `nohup`, it stays so."""
     is_main = threading.current_thread() is threading.main_thread()
     before = signal.getsignal(signal.SIGHUP)

@@ -97,7 +97,7 @@ class HttpServer:
         """How often it was told to stop."""
 
     def run(self) -> int:
-        """Returns the exit code: 0, or 128 and a signal's number where a second one ended the drain. Raises what `fail`
+        """Returns the exit code: 0, or 128 and a signal's number if a second one ended the drain. Raises what `fail`
         was given."""
         code = asyncio.run(self._run())
         if self._failure is not None:
@@ -168,7 +168,7 @@ class HttpServer:
 
     @contextlib.contextmanager
     def _signals(self) -> Iterator[None]:
-        """SIGINT and SIGTERM stop the server, where it runs in the main thread."""
+        """SIGINT and SIGTERM stop the server, if it runs in the main thread."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return

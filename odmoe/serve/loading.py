@@ -47,7 +47,7 @@ class LoadProgress:
         self._state = (phase, done, total)
 
     def facts(self) -> dict[str, Any]:
-        """`{"phase": "writing experts", "share": 0.45, "elapsed_s": 12.3}`; `share` is null where it is not known."""
+        """`{"phase": "writing experts", "share": 0.45, "elapsed_s": 12.3}`; `share` is null if it is not known."""
         phase, done, total = self._state
         share = round(min(1.0, done / total), 3) if total > 0 else None
         return {"phase": phase, "share": share, "elapsed_s": round(time.monotonic() - self._began, 1)}

@@ -32,7 +32,7 @@ FINISHES = (
     "error",
     *sorted({told.code for told in TABLE.values() if told.code is not None} - {"cancelled"}),
 )
-"""Why answers end. A counter's series are there from the start, at 0: where one appears with 1, `increase` does not see
+"""Why answers end. A counter's series are there from the start, at 0: if one appears with 1, `increase` does not see
 the 1."""
 REASONS = (
     "context_length_exceeded",
@@ -63,7 +63,7 @@ REASONS = (
     "unsupported_parameter",
     "deadline",
 )
-"""Why requests are refused: the code of the error, or its type where it has none."""
+"""Why requests are refused: the code of the error, or its type if it has none."""
 
 
 class Metrics:
@@ -134,7 +134,7 @@ class Metrics:
         self._next_token.observe(seconds)
 
     def on_ended(self, finish: str, report: Report | None) -> None:
-        """An answer that began has ended. `finish`: one of `FINISHES`. `report`: None where it ended without."""
+        """An answer that began has ended. `finish`: one of `FINISHES`. `report`: None if it ended without."""
         self._answers.labels(finish).inc()
         if report is not None and not report.exact:
             self._inexact.inc()

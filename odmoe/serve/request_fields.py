@@ -31,7 +31,7 @@ class UnknownFields:
         self._named: set[str] = set()
 
     def on_unknown(self, name: str, known: Iterable[str] = ()) -> None:
-        """`name`: with the path to it, such as `messages.refused`. Raises ApiError where they are refused."""
+        """`name`: with the path to it, such as `messages.refused`. Raises ApiError if they are refused."""
         name = name[:MOST_NAME]
         if not self.strict and (name in self._named or len(self._named) >= MOST_NAMES):
             return  # before what takes time
@@ -74,7 +74,7 @@ class Body:
         return found  # type: ignore[no-any-return]
 
     def need(self, name: str, kind: type[Value]) -> Value:
-        """Raises ApiError where it is missing."""
+        """Raises ApiError if it is missing."""
         if name not in self.left:
             place = self.name_of(name)
             raise ApiError(400, f"{place} is missing", param=place, code="missing_required_parameter")
@@ -107,14 +107,14 @@ class Body:
             self.take_any(name)
 
     def refuse(self, neutral: Mapping[str, Sequence[Any]]) -> None:
-        """Raises ApiError where one of these fields has a value other than those that ask for nothing."""
+        """Raises ApiError if one of these fields has a value other than those that ask for nothing."""
         for name, values in neutral.items():
             value = self.take_any(name)
             if value is not None and value not in values:
                 raise self.unsupported(name, "is not supported; leave it out")
 
     def end(self, fields: UnknownFields) -> None:
-        """What is left is not known. Raises ApiError where that is refused."""
+        """What is left is not known. Raises ApiError if that is refused."""
         for name in itertools.islice(self.left, FEW_STRANGERS):
             fields.on_unknown(self.name_of(name), self._known)
 

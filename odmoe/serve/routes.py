@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -37,21 +37,10 @@ if TYPE_CHECKING:
     from odmoe.serve.service import Service
 
 
-class Asked(Protocol):
-    """A request that was read."""
-
-    @property
-    def stream(self) -> bool: ...
-
-
-class Api(NamedTuple):
-    """How one route reads and answers."""
-
-    read: Callable[[dict[str, Any], UnknownFields], Any]
-    """A body's object -> the request."""
-    prepare: Callable[[Service, Any, str], tuple[EngineRequest, ResponseWriter]]
-    """A request and its id -> what the engine is to do, and how it is answered. In a thread: it encodes prompts."""
-
+Asked = ChatRequest | CompletionRequest | Translated
+"""A request that was read."""
+Read = Callable[[dict[str, Any], "UnknownFields"], Any]
+"""A body's object -> the request."""
 
 _MANY = 64
 """Pieces of answers that are encoded elsewhere than on the event loop."""
@@ -59,59 +48,46 @@ _MANY = 64
 
 def add_answers(app: FastAPI, service: Service) -> None:
     """OpenAI's routes, and those that are translated into its chats and completions."""
-    apis = {
-        "/v1/completions": Api(partial(to_request, CompletionRequest), _prepare_completion),
-        "/v1/chat/completions": Api(partial(to_request, ChatRequest), _prepare_chat),
-        "/v1/responses": Api(read_response, _prepare_translated),
-        "/v1/messages": Api(read_messages, _prepare_translated),
-        "/api/chat": Api(read_chat, _prepare_translated),
-        "/api/generate": Api(read_generate, _prepare_translated),
+    readers: dict[str, Read] = {
+        "/v1/completions": partial(to_request, CompletionRequest),
+        "/v1/chat/completions": partial(to_request, ChatRequest),
+        "/v1/responses": read_response,
+        "/v1/messages": read_messages,
+        "/api/chat": read_chat,
+        "/api/generate": read_generate,
     }
-    for path, api in apis.items():
-        app.router.routes.append(Route(path, _Answering(service, api), methods=["POST"]))
+    for path, read in readers.items():
+        app.router.routes.append(Route(path, _Answering(service, read), methods=["POST"]))
 
 
-def _prepare_completion(
-    service: Service, found: CompletionRequest, record_id: str
-) -> tuple[EngineRequest, ResponseWriter]:
-    wanted, shape = _begin_completion(service, found, record_id)
+def _prepare(service: Service, found: Asked, record_id: str) -> tuple[EngineRequest, ResponseWriter]:
+    """What the engine is to do for a request, and how it is answered. In a thread: it encodes prompts."""
+    if isinstance(found, Translated):
+        with found.own_names():
+            wanted, shape = _begin(service, found.request, record_id)
+        return wanted, TranslatedWriter(shape, found.translate(Head(record_id, found.model, wanted.prompt_tokens)))
+    wanted, shape = _begin(service, found, record_id)
     return wanted, OpenAIWriter(shape, found.include_usage)
 
 
-def _begin_completion(service: Service, found: CompletionRequest, record_id: str) -> tuple[EngineRequest, Shape]:
+def _begin(service: Service, found: ChatRequest | CompletionRequest, record_id: str) -> tuple[EngineRequest, Shape]:
+    """The engine has the prompt then, and the request no more."""
     service.check_name(found.model)
+    if isinstance(found, ChatRequest):
+        wanted, text = chat.to_engine_request(service, found)
+        found.messages = []
+        return wanted, chat.ChatShape(service, found, wanted, text, record_id)
     wanted, texts = completions.to_engine_request(service, found)
-    found.prompt = ""  # the engine has it
+    found.prompt = ""
     return wanted, completions.CompletionShape(service, found, wanted, texts, record_id)
-
-
-def _prepare_chat(service: Service, found: ChatRequest, record_id: str) -> tuple[EngineRequest, ResponseWriter]:
-    wanted, shape = _begin_chat(service, found, record_id)
-    return wanted, OpenAIWriter(shape, found.include_usage)
-
-
-def _begin_chat(service: Service, found: ChatRequest, record_id: str) -> tuple[EngineRequest, Shape]:
-    service.check_name(found.model)
-    wanted, text = chat.to_engine_request(service, found)
-    found.messages = []
-    return wanted, chat.ChatShape(service, found, wanted, text, record_id)
-
-
-def _prepare_translated(service: Service, found: Translated, record_id: str) -> tuple[EngineRequest, ResponseWriter]:
-    with found.own_names():
-        if isinstance(found.request, ChatRequest):
-            wanted, shape = _begin_chat(service, found.request, record_id)
-        else:
-            wanted, shape = _begin_completion(service, found.request, record_id)
-    return wanted, TranslatedWriter(shape, found.translate(Head(record_id, found.model, wanted.prompt_tokens)))
 
 
 class _Answering:
     """Under way from a request's headers to the end of its response, which a function that returns a response does not
     see."""
 
-    def __init__(self, service: Service, api: Api) -> None:
-        self._service, self._api = service, api
+    def __init__(self, service: Service, read: Read) -> None:
+        self._service, self._read_request = service, read
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         request = Request(scope, receive, send)
@@ -134,7 +110,7 @@ class _Answering:
             service.check_name(model_name(found.model))
             record.model, record.finish = service.name, "load"
             return Response(encode(preloaded(found)), media_type="application/json")
-        wanted, writer = await under_way.unless_stopped(asyncio.to_thread(self._api.prepare, service, found, record.id))
+        wanted, writer = await under_way.unless_stopped(asyncio.to_thread(_prepare, service, found, record.id))
         under_way.held.add(TOKEN_BYTES * wanted.prompt_tokens)
         record.model, record.stream, record.prompt_tokens = service.name, found.stream, wanted.prompt_tokens
         exchange = under_way.begin(wanted)
@@ -154,7 +130,7 @@ class _Answering:
         return await under_way.unless_stopped(loop.run_in_executor(self._service.body_pool, self._parse, body))
 
     def _parse(self, body: bytearray) -> Asked | Preload:
-        found: Asked | Preload = self._api.read(read_object(body), self._service.unknown_fields)
+        found: Asked | Preload = self._read_request(read_object(body), self._service.unknown_fields)
         return found
 
 
@@ -175,7 +151,7 @@ async def _events(exchange: Exchange, writer: ResponseWriter, held: Held) -> Asy
 
 
 def _last_event(service: Service, request_id: str, writer: ResponseWriter, error: Exception) -> bytes:
-    """Of a stream that fails. None where nobody reads it."""
+    """Of a stream that fails. None if nobody reads it."""
     if isinstance(error, ClientGoneError):
         return b""
     service.log_failure(request_id, error)

@@ -1,4 +1,4 @@
-"""What the service has: a model on a cluster, its name, and how it answers where a request does not say."""
+"""What the service has: a model on a cluster, its name, and how it answers if a request does not say."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class Service:
         """`served`: the settings of the running nodes."""
         self.model, self.name, self.served, self.limits, self.meter = model, name, served, limits, meter
         self.settings = model.opened.settings
-        """How answers are chosen where the request does not say."""
+        """How answers are chosen if the request does not say."""
         self.answer_pool = AnswerPool(served.parallel, served.queue)
         self.memory = Memory(limits.request_bytes)
         self.texts = TokenTexts(model.opened.tokenizer)

@@ -89,7 +89,7 @@ class EventStream(Response):
         media_type: str = EVENT_STREAM,
         ping: bytes = PING,
     ) -> None:
-        """`ping_s`: None is `PING_S`. `ping`: what is sent where nothing else is; empty: nothing."""
+        """`ping_s`: None is `PING_S`. `ping`: what is sent if nothing else is; empty: nothing."""
         self.status_code, self.background, self.media_type = 200, None, media_type
         self.init_headers({"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
         self._events, self._failed = events, failed

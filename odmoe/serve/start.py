@@ -91,13 +91,15 @@ class _Starting:
 
 
 def _saying(terminal: Terminal) -> Announce:
-    return lambda name, address: terminal.print_always(f"serving {name} at {url_of(address)}")
+    return lambda name, address: announce_serving(terminal, name, address)
 
 
-def url_of(address: tuple[str, int]) -> str:
-    """For clients."""
+def announce_serving(terminal: Terminal, name: str, address: tuple[str, int]) -> None:
+    """The URL for clients, and that of the page for a browser."""
     host, port = address
-    return f"http://[{host}]:{port}/v1" if ":" in host else f"http://{host}:{port}/v1"
+    root = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    terminal.print_always(f"serving {name} at {root}/v1")
+    terminal.print_always(f"page for a browser: {root}/")
 
 
 def bind_socket(own: ServeSettings) -> socket.socket:

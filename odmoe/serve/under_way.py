@@ -43,7 +43,7 @@ class RequestUnderWay:
         self.held = service.memory.open(self._give_way)
 
     def __enter__(self) -> Self:
-        """Raises ApiError where the service takes no more requests."""
+        """Raises ApiError if the service takes no more requests."""
         if self._service.stopping:
             self.held.close()
             raise stopping()
@@ -57,7 +57,7 @@ class RequestUnderWay:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._rest()
+        self._end_watches()
         if self._stopped.done():
             self._stopped.exception()  # nobody need have waited for it
         if self._exchange is not None:
@@ -124,11 +124,11 @@ class RequestUnderWay:
     async def settle(self) -> None:
         """The client has the response: wait for what log and metrics need."""
         self._responded = True
-        self._rest()
+        self._end_watches()
         if self._exchange is not None:
             await self._exchange.settle()
 
-    def _rest(self) -> None:
+    def _end_watches(self) -> None:
         """Nothing ends it early any more."""
         for timer in self._timers:
             timer.cancel()

@@ -37,7 +37,7 @@ class ResponseWriter(Protocol):
         """What ends a stream that fails."""
 
     def whole(self, got: list[AnswerEvent], usage: dict[str, Any]) -> bytes:
-        """The response where no stream was asked for."""
+        """The response if no stream was asked for."""
 
 
 class OpenAIWriter:
@@ -122,14 +122,14 @@ class TranslatedWriter:
         return self._translation.begin()
 
     def events(self, got: list[AnswerEvent]) -> bytes:
-        self._note(got)
-        return b"".join(self._of_choices(part, self._shape.chunks(part)) for part in parts_of(got))
+        self._note_first(got)
+        return b"".join(self._translate(part, self._shape.chunks(part)) for part in parts_of(got))
 
-    def _note(self, got: list[AnswerEvent]) -> None:
+    def _note_first(self, got: list[AnswerEvent]) -> None:
         if self._first_at is None and got:
             self._first_at = got[0].at
 
-    def _of_choices(self, part: Part, chunks: Iterable[dict[str, Any]]) -> bytes:
+    def _translate(self, part: Part, chunks: Iterable[dict[str, Any]]) -> bytes:
         found = b""
         for choice in (choice for chunk in chunks for choice in chunk["choices"]):
             found += self._translation.on_delta(_delta(choice))
@@ -148,9 +148,9 @@ class TranslatedWriter:
         return self._translation.on_error(error)
 
     def whole(self, got: list[AnswerEvent], usage: dict[str, Any]) -> bytes:
-        self._note(got)
+        self._note_first(got)
         for part in parts_of(got):
-            self._of_choices(part, [self._shape.response([part], usage)])
+            self._translate(part, [self._shape.response([part], usage)])
         self._translation.on_end(self._ending(), usage)
         return encode(self._translation.response())
 

@@ -39,7 +39,7 @@ class Trial(NamedTuple):
     alone: bool
 
     def at_fits(self, fits: Sequence[Setup]) -> list[Run]:
-        """The change with the times of each other fit of the base profile; none where it is not real."""
+        """The change with the times of each other fit of the base profile; none if it is not real."""
         setup = self.run.setup
         return [replace(self.run, setup=_on(setup, base=one.hardware.base)) for one in fits] if self.real else []
 

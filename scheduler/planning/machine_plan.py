@@ -71,7 +71,7 @@ class MachineAdvice:
     least: float
     most: float
     alone: tuple[Layout, float] | None
-    """The best of one machine, where several are advised."""
+    """The best of one machine, if several are advised."""
     tried: dict[Layout, float]
     """All that were simulated, best first."""
     unfit: tuple[str, ...]
@@ -235,7 +235,7 @@ def _changes(advice: MachineAdvice) -> Iterator[tuple[str, Home]]:
 
 
 def _with_gpu(home: Home) -> Iterator[tuple[str, Home]]:
-    """One for the main node, where none holds it."""
+    """One for the main node, if none holds it."""
     needed = main_bytes(home.model, home.kept)
     size = next((size for size in _GPUS if size - GPU_RESERVE >= needed), None)
     if size is None or any(one.gpu_room >= needed for one in home.machines):

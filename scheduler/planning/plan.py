@@ -77,7 +77,7 @@ class Plan(Estimate):
     together: dict[Together, float]
     """Tokens/s of several requests at once."""
     drafted: dict[Together, float]
-    """The same where the shadow drafts; empty without a shadow."""
+    """The same if the shadow drafts; empty without a shadow."""
     fits: tuple[float, ...]
     """Tokens/s with the times of each other fit of the base profile."""
     ttft_s: dict[int, float]

@@ -36,7 +36,7 @@ from scheduler.types import ModelSize
 PROMPTS = (16, 128)
 
 _VISITS = 4096  # expert computations that a simulated answer should have, for a stable figure
-_VISITS_COMPARED = 768  # likewise, where it is compared with another on the same routes
+_VISITS_COMPARED = 768  # likewise, if it is compared with another on the same routes
 _LEAST, _MOST = 6, 64  # tokens of such an answer
 _LEAST_COMPARED = 2
 _VISITS_TOGETHER, _LEAST_TOGETHER = 2048, 2  # of several answers, and tokens of each
@@ -302,7 +302,7 @@ def first_token_s(setup: Setup, group_size: int, slots: int, prompt_tokens: int)
 
 
 def scenario_of(setup: Setup, group_size: int, slots: int, tokens: int, prompt_tokens: int | None) -> Scenario:
-    """`prompt_tokens`: None where prefill is not simulated."""
+    """`prompt_tokens`: None if prefill is not simulated."""
     profile = scale_profile(setup)
     return Scenario(
         profile,

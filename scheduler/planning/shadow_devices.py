@@ -11,7 +11,7 @@ from scheduler.planning.shadow_bytes import SHADOW_BYTES
 
 
 def shadow_shares(setup: Setup) -> list[int]:
-    """Bytes on each of the shadow's devices; none if their memory is not given. Raises DoesNotFitError where it does
+    """Bytes on each of the shadow's devices; none if their memory is not given. Raises DoesNotFitError if it does
     not fit.
 
     Layers without experts are assumed to come first, and layers of a kind to be equal.

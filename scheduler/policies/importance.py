@@ -56,7 +56,7 @@ def importance_of(
     """`scores`: rows of one length, or none. `rows`: the gate's choice, expert -> its rows. None: the gate has not
     fired, and each row needs its k best.
 
-    `chosen`: each row's experts, where they are known. Not all families choose by these scores alone.
+    `chosen`: each row's experts, if they are known. Not all families choose by these scores alone.
     """
     if not scores:
         return LayerImportance(prefill, rows is None, {} if rows is None else rows)

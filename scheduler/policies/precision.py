@@ -80,10 +80,10 @@ def suffices(held: str, form: str) -> bool:
 
 
 def form_taken(wanted: str, costs: Iterable[FormCost]) -> str:
-    """The form to load on a worker with these costs where `wanted` is precise enough.
+    """The form to load on a worker with these costs if `wanted` is precise enough.
 
     The one that is ready to compute first, of those in the worker's slots that are at least as precise; the most
-    precise of equals. So a form that costs more to restore than it saves is not taken. `wanted` where costs are
+    precise of equals. So a form that costs more to restore than it saves is not taken. `wanted` if costs are
     unknown.
     """
     enough = [cost for cost in costs if cost.fits and suffices(cost.form, wanted)]
@@ -117,7 +117,7 @@ class Popular:
     """Fate's popularity-aware choice (4.5): int4 in decoding; in prefill int2 for the least popular experts of a layer.
 
     The int2 experts are as many as have at most the part `share` of the layer's rows together; rows are predicted ones
-    where the gate has not fired. In decoding all experts are equally important, so one that is held in int2 since
+    if the gate has not fired. In decoding all experts are equally important, so one that is held in int2 since
     prefill is loaded again.
 
     Assumed: the share is one of rows (as in the paper's Figs 9 and 10), not of experts. It is 5 %, the result of the

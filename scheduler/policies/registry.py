@@ -59,7 +59,7 @@ class Choice(Generic[T]):
     """One policy that can be chosen by name."""
 
     about: str
-    """One line for people, with the paper's section where it has one."""
+    """One line for people, with the paper's section if it has one."""
     make: Callable[..., T]
     """From the model's shape and the system's configuration."""
     reads: tuple[str, ...] = ()
@@ -67,7 +67,7 @@ class Choice(Generic[T]):
     exact: bool = True
     """Answers stay those of the model."""
     exact_at_0: str | None = None
-    """A number that the policy reads. Where it is 0, answers stay those of the model after all."""
+    """A number that the policy reads. If it is 0, answers stay those of the model after all."""
     is_bound: bool = False
     """It knows the routes to come, which only a simulation does."""
     forms: tuple[str, ...] = (FULL,)
@@ -266,7 +266,7 @@ def check(system: SystemConfig, named: Callable[[str], str] = _flag) -> None:
 
 
 def readers(setting: str) -> tuple[str, ...]:
-    """The policies that read a setting; none where every system does."""
+    """The policies that read a setting; none if every system does."""
     return tuple(name for names in CHOICES.values() for name, choice in names.items() if setting in choice.reads)
 
 

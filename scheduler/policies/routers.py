@@ -47,13 +47,13 @@ class ExpertCache:
     Let beta be a row's (k+1)-th score. Chosen experts over (1 + alpha) beta are top-score and stay; those of all rows
     are the set C. The other chosen experts are low-score. A low-score expert that is resident or in C stays. Each of
     the rest is replaced by an alternative: an expert that was not chosen, has a score of at least (1 - alpha) beta and
-    is resident or in C, the highest scores first. Where there are fewer alternatives, the highest low scores stay. At
+    is resident or in C, the highest scores first. If there are fewer alternatives, the highest low scores stay. At
     alpha 0 nothing changes.
 
     `batch_aware` (5.4): a low-score expert that is left, neither resident nor in C, is replaced by an alternative that
     other rows need anyway, resident or not, if more rows then compute that one than now compute the first.
 
-    Where the printed pseudocode and the text differ, the text holds. As printed, resident low-score experts are
+    If the printed pseudocode and the text differ, the text holds. As printed, resident low-score experts are
     replaced too; the (k+1)-th expert itself counts as low-score, so that k + 1 are chosen; and a score of exactly
     (1 + alpha) beta is in no set (here: low). Assumed: rows whose choice is not the top-k of their scores (families
     that choose by biased scores) keep it, all of it in C. In 5.4 rows take turns, and a row first gives up the expert
@@ -98,7 +98,7 @@ def _classify(chosen: Sequence[int], scores: Sequence[float], alpha: float) -> _
     beta = max((scores[e] for e in others), default=0.0)
     if not others or not 0 <= beta <= min(scores[e] for e in chosen):
         return _Row(chosen, (), ())
-    ranked = sorted(chosen, key=lambda e: -scores[e])  # stable: the gate's own order where equal
+    ranked = sorted(chosen, key=lambda e: -scores[e])  # stable: the gate's own order if equal
     top = [e for e in ranked if scores[e] > (1 + alpha) * beta]
     near = [e for e in others if scores[e] >= (1 - alpha) * beta]
     return _Row(top, ranked[len(top) :], sorted(near, key=lambda e: -scores[e]))

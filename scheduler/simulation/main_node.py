@@ -33,7 +33,7 @@ class SimulatedMain:
         ended: Callable[[list[StepPass], bool], None],
         spans: list[Span] | None,
     ) -> None:
-        """`foresight`: takes gates with scores, where a policy reads them."""
+        """`foresight`: takes gates with scores, if a policy reads them."""
         self.idle_from: float | None = None
         """Since when it waits for a layer's experts. None: it computes, or has no step."""
         self.cause: CallTimes | None = None
@@ -52,8 +52,8 @@ class SimulatedMain:
         self._passes: list[StepPass] = []
         self._running: dict[int, StepPass] = {}  # by request
         self._together = True
-        self._main_s = 0.0  # of a layer, where passes run together
-        self._unresumed = 0  # visits of the layer under way, where passes run together
+        self._main_s = 0.0  # of a layer, if passes run together
+        self._unresumed = 0  # visits of the layer under way, if passes run together
         self._begun = self._layer_start = 0.0
         self._ready: list[tuple[float, int, int, CallTimes | None]] = []  # since when, order, layer, why only then
         self._choosing = False
@@ -167,7 +167,7 @@ class SimulatedMain:
             self._spans.append(Span("main", "wait", str(layer), since, now))
 
     def _fire(self, one: StepPass, layer: int) -> None:
-        """Post a pass's gate, with its scores and what the main model foresees where a policy reads them."""
+        """Post a pass's gate, with its scores and what the main model foresees if a policy reads them."""
         visit = t.Visit(one.request.number, one.position, layer)
         rows, chosen = one.rows(layer)
         if self._chosen:

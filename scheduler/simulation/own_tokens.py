@@ -1,4 +1,4 @@
-"""The tokens that the passes of a drafting shadow read: the main model's where they have come, else the shadow's own.
+"""The tokens that the passes of a drafting shadow read: the main model's if they have come, else the shadow's own.
 
 After another token its own tokens stay others, until the main model's comes.
 """

@@ -26,7 +26,7 @@ def recorded_profile(profile: Profile, recording: Recording) -> Profile:
 
 
 def recorded_expert_bytes(recording: Recording) -> int:
-    """Of an expert in the full form; 0 where the recording does not say. Raises ConfigError for what cannot be."""
+    """Of an expert in the full form; 0 if the recording does not say. Raises ConfigError for what cannot be."""
     return _form_bytes(recording.about.get(FORM_BYTES, {})).get(FULL, 0)
 
 

@@ -42,7 +42,7 @@ class RecordedWorkload:
     replaced: dict[tuple[int, int], tuple[int, ...]] = field(default_factory=dict)
     """Of the predictions, those that were others at first: what the shadow predicted ahead of an alignment."""
     drafts: dict[int, bool] = field(default_factory=dict)
-    """Number of a token -> whether its draft was right, where there was one."""
+    """Number of a token -> whether its draft was right, if there was one."""
     refused: dict[tuple[int, int], tuple[int, ...]] = field(default_factory=dict)
     """(index, layer) -> routes of a row that read a wrong draft, or one after it."""
     strayed: dict[tuple[int, int], tuple[int, ...]] = field(default_factory=dict)

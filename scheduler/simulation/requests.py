@@ -98,7 +98,7 @@ class StepPass:
         return self.position - self.request.arrival.prompt_tokens
 
     def rows(self, layer: int) -> tuple[Rows, tuple[tuple[int, ...], ...]]:
-        """Of its gate of a layer: (expert, rows), and the experts of each row where it is a block."""
+        """Of its gate of a layer: (expert, rows), and the experts of each row if it is a block."""
         workload = self.request.arrival.workload
         if self.prefill:
             return workload.prompt(layer, self.position, self.position + self.tokens), ()

@@ -1,4 +1,4 @@
-"""Models of routes: how a simulated gate chooses experts where no recording says what a real one chose."""
+"""Models of routes: how a simulated gate chooses experts if no recording says what a real one chose."""
 
 from __future__ import annotations
 
@@ -66,9 +66,10 @@ ROUTE_MODELS = {
     "deep-moe": RouteModel(3.25, 1.0),
     "fine-moe": RouteModel(3.75, 1.5),
 }
-"""By name; all but the first are fitted to what these models choose for text (`scripts/models/routes.py`)."""
+"""By name; all but the first are fitted to what these models choose for text
+(`scripts/models/routes.py` of commit ce115f7)."""
 LIKE_TEXT = "deep-moe"
-"""The default where it matters how alike routes are."""
+"""The default if it matters how alike routes are."""
 
 
 def name_of(model: RouteModel) -> str:

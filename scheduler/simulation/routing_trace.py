@@ -5,7 +5,7 @@ layers and E experts a layer:
 
 - `schema`: the text `odmoe-routes`; `version`: 1; `model`, `source`: texts, for people.
 - `num_experts`: E.
-- `experts` [T, L, top-k], integers: the experts that a token's gate chose, best first where the source has an order.
+- `experts` [T, L, top-k], integers: the experts that a token's gate chose, best first if the source has an order.
 - `request` [T]: the number of the token's request, from 0, ascending. `prompt_tokens` [R]: how many of the request's
   first tokens are its prompt.
 - `scores` [T, L, E], floats, optional: what the gate gave every expert; routing weights are proportional to it.
@@ -185,7 +185,7 @@ def _read(arrays: dict[str, Array]) -> RoutingTrace:
 
 
 def write_trace(path: Path, trace: RoutingTrace, half: bool = False) -> None:
-    """`half`: scores in float16. Raises ConfigError where the file cannot be written."""
+    """`half`: scores in float16. Raises ConfigError if the file cannot be written."""
     arrays: dict[str, Any] = {
         "schema": np.array(SCHEMA),
         "version": np.array(VERSION),

@@ -196,7 +196,7 @@ class Scenario:
         return self.group_size or min(self.profile.group_size, self.worker_count)
 
     def costs_of(self, worker: int) -> tuple[t.FormCost, ...]:
-        """As in `WorkerJoined`. By the profile only the full form fits where the largest smaller one saves no time."""
+        """As in `WorkerJoined`. By the profile only the full form fits if the largest smaller one saves no time."""
         if self.form_costs is not None:
             return self.form_costs.get(worker, ())
         forms = forms_of(self.system)

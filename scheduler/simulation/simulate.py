@@ -70,17 +70,17 @@ class Outcome:
     steps: int
     """Steps that decode."""
     union: float | None
-    """Different experts of a layer that the rows of an average step need, where it only decodes; None without any."""
+    """Different experts of a layer that the rows of an average step need, if it only decodes; None without any."""
     events: int
     """The number of events."""
     misses: Misses | None = None
-    """None unless asked for, and where every expert has a slot of its own or a host computes: that takes no slot."""
+    """None unless asked for, and if every expert has a slot of its own or a host computes: that takes no slot."""
     drafted: tuple[int, int, int] = (0, 0, 0)
     """Where the shadow drafts: passes that decode, their rows, and the tokens that they gave."""
 
     @property
     def answer(self) -> Answer:
-        """That of the only request. Raises ValueError where there are several."""
+        """That of the only request. Raises ValueError if there are several."""
         (only,) = self.answers
         return only
 
@@ -112,7 +112,7 @@ class Outcome:
 
     @property
     def decode_tokens_per_s(self) -> float | None:
-        """The rate of all requests together. None where each answer has one token."""
+        """The rate of all requests together. None if each answer has one token."""
         return self.decoded_tokens / self.decode_s if self.decoded_tokens else None
 
     @property

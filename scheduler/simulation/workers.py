@@ -70,7 +70,7 @@ class SimulatedWorkers:
         spans: list[Span] | None,
     ) -> None:
         """`answered`: called with a computation whose answer has arrived, before the core hears of it, and with None
-        after that. `stalled`: since when the main node has waited, None where it computes."""
+        after that. `stalled`: since when the main node has waited, None if it computes."""
         self._events = events
         self._profile = profile
         self._links = links
@@ -91,8 +91,8 @@ class SimulatedWorkers:
         host_slots: int | None = None,
     ) -> None:
         """The next worker, numbered from 0. `largest`: the form for which its slots have room. `own`: its times, if
-        not those of all. `held`: its part of the store. `host_slots`: None where host memory has all experts. Raises
-        ConfigError where the profile has no times for a disk that is needed."""
+        not those of all. `held`: its part of the store. `host_slots`: None if host memory has all experts. Raises
+        ConfigError if the profile has no times for a disk that is needed."""
         profile, number = own or self._profile, len(self._workers)
         self._workers.append(_Worker([None] * slots, profile, profile.compute_s, host_slots is not None))
         call_s, row_s = profile.device_costs
@@ -104,7 +104,7 @@ class SimulatedWorkers:
         self._post(t.WorkerJoined(number, slots, load_s, *own_costs, held))
 
     def join_host(self) -> None:
-        """A host place. Raises ConfigError where the profile has no times for it."""
+        """A host place. Raises ConfigError if the profile has no times for it."""
         profile, number = self._profile, len(self._workers)
         self._workers.append(_Worker([_host_load()], profile, profile.host_compute_s))
         self._post(t.WorkerJoined(number, 0, 0.0, *profile.host_costs))

@@ -67,7 +67,7 @@ class Workload(Protocol):
         """As `predict`, in a pass that runs ahead of a due alignment. `same`: it reads the main model's token."""
 
     def misled_routes(self, index: int, layer: int) -> tuple[int, ...]:
-        """As `routes`, in a row that reads the shadow's own token where it is another: what `ahead` predicts."""
+        """As `routes`, in a row that reads the shadow's own token if it is another: what `ahead` predicts."""
 
     def gate(self, index: int, layer: int) -> Gate:
         """The gate of a pass; -1, -2, ...: the passes over the prompt. Raises ConfigError if the workload is not

@@ -34,7 +34,7 @@ LAST_PREDICTIONS_S = 10.0
 class World:
     """A core, its nodes and the requests that they answer. `spans`: gets every node's spans; None: nobody reads them.
     `lengths`: of drafts, as earlier requests have left them; None: new ones. `log`: gets the gates. Raises ConfigError
-    where the profile has no times for a host place that the scenario has."""
+    if the profile has no times for a host place that the scenario has."""
 
     def __init__(
         self,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from scripts.doc_tables.table import Draw, Table, across, down, of_part
 from scripts.lib.tables import Row, markdown_down
-from scripts.measure import forms, requests, start, step
+from scripts.measure import forms, requests, step
 
 ALONE = ("step-fully-cached-embedded-none", "step-on-demand-embedded-none")
 TRACED = ("step-od-moe-embedded-none", "step-od-moe-embedded-nf4", "step-od-moe-local-nf4")
@@ -23,7 +23,6 @@ TABLES = {
     "forms-search": Table("forms", _forms("search", forms.search_columns), "Experts in int2, by popularity"),
     "step-alone": Table(" ".join(ALONE), down(step.COLUMNS), "A small model beside Transformers"),
     "step-path": Table(" ".join(TRACED), across(step.PATH, _place), "Where a decode step goes, ms of all layers"),
-    "start": Table("start", down(start.columns(start.TRANSFORMERS)), "How long a start takes"),
     "requests": Table("requests", down(requests.COLUMNS)),
 }
 """Name -> table."""

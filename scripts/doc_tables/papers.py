@@ -111,12 +111,14 @@ TABLES = {
     ),
     "prefill-disk-runs": Table(
         "prefill-disk-earlier prefill-disk",
-        partial(compare_runs.beside, short="ttft", across="prompt_tokens", head="{} tokens"),
+        partial(compare_runs.ratios_table, short="ttft", across="prompt_tokens", head="{} tokens"),
         "Time to first token from the disk over on-demand's, in two runs",
     ),
     "prediction": Table(" ".join(f"prediction-{name}" for name in MODELS), prediction_show.table),
     "routing": Table("routing", _whole_and_ends, "What gates choose"),
-    "compare_systems-runs": Table(" ".join(SYSTEMS_RUNS), partial(compare_runs.repeated, budget=25, runs=STATED_RUNS)),
+    "compare_systems-runs": Table(
+        " ".join(SYSTEMS_RUNS), partial(compare_runs.runs_table, budget=25, runs=STATED_RUNS)
+    ),
     **{
         name: Table(data, partial(compare_show.budget_table, budget=budget), title)
         for name, (data, budget, title) in SYSTEMS.items()

@@ -1,6 +1,6 @@
 """What the scripts about systems share: prompts, clusters of one worker with a budget, and what an answer cost.
 
-Experts are read from the expert store on the disk, past the page cache (O_DIRECT) where the file system can do that,
+Experts are read from the expert store on the disk, past the page cache (O_DIRECT) if the file system can do that,
 into as many slots as the budget has room for: a miss is a read, a hit is none.
 """
 
@@ -29,7 +29,7 @@ from scripts.lib.flags import common_flags, experiment_flags, parse_flags, posit
 from scripts.lib.ledger import digest
 from scripts.lib.paths import ROOT
 from scripts.lib.prompts import mixed_prompts
-from scripts.lib.simultaneous import AnsweredTogether, ask_together
+from scripts.lib.simultaneous import AnsweredTogether, ask_together, figures_of
 from scripts.lib.timing.calibration import Calibration
 from scripts.lib.timing.idleness import Others
 from scripts.lib.widened import widened_copy
@@ -42,37 +42,19 @@ BUDGETS = (10, 25, 50, 100)
 @dataclass(frozen=True, slots=True)
 class Answered:
     """A report, the bytes that had been loaded when its first token was there, and the processor's seconds from then to
-    the last token, of all nodes together: other than a token's time, these do not grow where others use the machine."""
+    the last token, of all nodes together: other than a token's time, these do not grow if others use the machine."""
 
     report: Any
     prefill_bytes: int
     cpu_s: float
 
     def figures(self) -> dict[str, Any]:
-        """What a cell keeps. Times in seconds; rates None where there was nothing to count."""
-        report = self.report
-        count = report.new_tokens - 1
+        """What a cell keeps. Times in seconds."""
+        count = self.report.new_tokens - 1
         return {
-            "token_ids": list(report.token_ids),
-            "ttft_s": report.ttft_s,
-            "tpot_s": report.decode_s / count,
+            **figures_of([self.report], self.prefill_bytes),
+            "tpot_s": self.report.decode_s / count,
             "cpu_s_a_token": self.cpu_s / count,
-            "hit_rate": report.hits / report.named if report.named else None,
-            "named": report.named,
-            "recall": report.recall,
-            "recall_in_time": report.recall_in_time,
-            "loads_a_token": (report.loads - report.prefill_loads) / count,
-            "bytes_a_token": (report.bytes_loaded - self.prefill_bytes) / count,
-            "prefill_bytes": self.prefill_bytes,
-            "unused_loads": report.unused_loads,
-            "stall_s_a_token": report.stall_s / count,
-            "device_bytes": sum(report.memory_bytes["workers"]),
-            "shadow_bytes": report.memory_bytes["shadow"],
-            "total_bytes": sum(report.memory_shares.values()),
-            "resident_max": sum(report.resident_experts_max),
-            "host_computed": report.host_computed,
-            "exact": report.exact,
-            "emulated": report.emulated,
         }
 
 
@@ -105,7 +87,7 @@ class Side:
 
     def ask(self, variant: str, number: int, place: int = 0) -> Answered | AnsweredTogether:
         """The answer to prompt `number`, or those to the prompts that have it. `place`: of a variant that is asked the
-        same several times, and that keeps nothing from one answer to the next. Raises ConfigError where a variant
+        same several times, and that keeps nothing from one answer to the next. Raises ConfigError if a variant
         cannot be with this budget."""
         if place and self._done.get(variant) == number + 1:
             return self._ask(variant, number)
@@ -209,7 +191,7 @@ class Bench:
         return [[one] for one in found[:history]] + [measured[start : start + batch] for start in starts]
 
     def settings(self, model: str, variant: str, budget: int) -> Settings:
-        """`budget`: % of the bytes of all experts, or of the whole model, where budgets are for everything: KV caches
+        """`budget`: % of the bytes of all experts, or of the whole model, if budgets are for everything: KV caches
         and activations then have room for the longest prompt and its answer."""
         if not self.total:
             return self._settings(model, variant, {"device_memory": f"{budget}%"})
@@ -225,7 +207,7 @@ class Bench:
         return found.replace(**{field: "always" for field, is_read in named.items() if is_read})
 
     def answer(self, model: str, variant: str, budget: int, number: int, place: int = 0) -> dict[str, Any]:
-        """Figures of prompt `number` of those that are measured; `refused`: why it cannot be, where it cannot.
+        """Figures of prompt `number` of those that are measured; `refused`: why it cannot be, if it cannot.
         `place`: see `Side.ask`."""
         if self._side is None or self._side[0] != (model, budget):
             self.close()

@@ -85,7 +85,7 @@ class Experiment:
                 file.unlink()
 
     def scratch(self) -> tempfile.TemporaryDirectory[str]:
-        """A folder beside the results, for as long as a `with` holds it, or until the next run where one is killed."""
+        """A folder beside the results, for as long as a `with` holds it, or until the next run if one is killed."""
         return tempfile.TemporaryDirectory(prefix=f".{self.name}.scratch-", dir=self.folder)
 
     def key(self, params: dict[str, Any]) -> str:
@@ -139,7 +139,7 @@ class Experiment:
 
     @contextlib.contextmanager
     def _progress(self, missing: list[tuple[str, Cell]]) -> Iterator[Callable[[Cell], None]]:
-        """A bar by cost, with the time that is left; a line now and then where there is no terminal."""
+        """A bar by cost, with the time that is left; a line now and then if there is no terminal."""
         total, spent, count = sum(cell.cost for _, cell in missing), 0.0, 0
         began = told = time.monotonic()
         columns = (

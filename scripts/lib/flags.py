@@ -38,7 +38,7 @@ def experiment_flags(
     about: str, prompts: tuple[int, int], tokens: tuple[int, int], model: Path | None = DEEP
 ) -> argparse.ArgumentParser:
     """The flags of every experiment. `prompts`, `tokens`: how many unless said, and how many of them with --quick.
-    `model`: None where the script has a flag of its own for several."""
+    `model`: None if the script has a flag of its own for several."""
     parser = script_parser(about)
     if model is not None:
         parser.add_argument("--model", default=str(model.relative_to(ROOT)), help="%(default)s unless said")

@@ -38,7 +38,7 @@ def measured_prompts() -> dict[str, list[str]]:
 
 def mixed_prompts(count: int, seed: int = 0) -> list[tuple[str, str]]:
     """`count` times (domain, prompt): one of each domain in turns, each domain's drawn by `seed`. Raises SystemExit
-    where there are not so many."""
+    if there are not so many."""
     draw = random.Random(seed)
     drawn = [[(name, text) for text in draw.sample(texts, len(texts))] for name, texts in measured_prompts().items()]
     found = list(itertools.chain.from_iterable(zip(*drawn, strict=False)))
@@ -55,8 +55,8 @@ def gsm8k_prompts(count: int) -> list[str]:
 def prompts_of_length(tokenizer: Any, count: int, tokens: int, seed: int = 0) -> list[list[int]]:
     """`count` prompts of exactly `tokens` token ids each, the tokenizer's special tokens at the beginning among them.
 
-    GSM8K test problems in an order drawn by `seed`, each begun by another problem, gone on with the next ones where it
-    is too short and cut where it is too long. Past the last problem they begin again, further on in the text.
+    GSM8K test problems in an order drawn by `seed`, each begun by another problem, gone on with the next ones if it
+    is too short and cut if it is too long. Past the last problem they begin again, further on in the text.
     """
     texts = gsm8k_prompts(20)
     random.Random(seed).shuffle(texts)

@@ -54,7 +54,7 @@ def header(title: str) -> None:
 
 
 def commit() -> str:
-    """Of the code that runs; "-dirty" where files were changed since. Empty outside a git checkout."""
+    """Of the code that runs; "-dirty" if files were changed since. Empty outside a git checkout."""
     asked = ["git", "-C", str(ROOT), "describe", "--always", "--dirty", "--exclude", "*"]
     try:
         return subprocess.run(asked, check=True, capture_output=True, text=True, timeout=10).stdout.strip()

@@ -28,7 +28,7 @@ from scripts.lib.clusters import KeptCluster, predicted
 NEEDED: dict[str, Any] = {"workers": 1, "slots": 4, "loader": "memory"}
 """The fastest cluster for one process."""
 TOGETHER = "together"
-"""In place of the way of prefill, where several prompts are asked at once: their decode time is compared."""
+"""In place of the way of prefill, if several prompts are asked at once: their decode time is compared."""
 IDLE_S = 1e4
 """Between requests that are simulated one after the other: longer than any answer."""
 TOKENS_PER_S = 8.0
@@ -54,7 +54,7 @@ def record(kept: KeptCluster, settings: Settings, prompts: list[list[int]], toke
 
 
 def requests(path: Path, prompts: list[list[int]], tokens: int) -> list[RecordedWorkload]:
-    """What was recorded of each prompt. SystemExit where the file is of other prompts, or lacks predictions."""
+    """What was recorded of each prompt. SystemExit if the file is of other prompts, or lacks predictions."""
     recording = read_recording(path)
     found = recorded_workloads(recording)
     lengths = [(one.prompt_tokens, one.tokens) for one in found]
@@ -79,7 +79,7 @@ def compare(
     recording: Recording, prompts: list[tuple[list[int], int]], times: list[Any], profile: str, draft: int | str = 0
 ) -> list[dict[str, Any]]:
     """Each prompt but the warm-up, as measured and as simulated. The last requests of a recording are ours. SystemExit
-    where somebody else has asked meanwhile."""
+    if somebody else has asked meanwhile."""
     found = recorded_workloads(recording)[-len(times) :]
     was, wanted = [(one.prompt_tokens, one.tokens) for one in found], [(len(ids), tokens) for ids, tokens in prompts]
     if was != wanted:
@@ -97,7 +97,7 @@ def compare(
 
 def compare_in_turn(recording: Recording, times: list[Any], profile: str) -> list[dict[str, Any]]:
     """All recorded requests, as measured and as simulated: one after the other, with what the cluster keeps. `times`:
-    (TTFT, decode seconds) of each. SystemExit where others were recorded, too."""
+    (TTFT, decode seconds) of each. SystemExit if others were recorded, too."""
     found = recorded_workloads(recording)
     if len(found) != len(times):
         raise SystemExit(f"{len(times)} prompts were asked, {len(found)} recorded; did others ask meanwhile?")
@@ -119,7 +119,7 @@ def compare_in_turn(recording: Recording, times: list[Any], profile: str) -> lis
 def compare_together(
     recording: Recording, times: list[Any], tokens: int, profile: str, batch_dense: bool = False, draft: int | str = 0
 ) -> list[dict[str, Any]]:
-    """Requests that were answered together, as measured and as simulated. SystemExit where they were not."""
+    """Requests that were answered together, as measured and as simulated. SystemExit if they were not."""
     *before, group = recorded_groups(recorded_workloads(recording))
     if (found := [one.tokens for one in group]) != [tokens] * len(times):
         raise SystemExit(
@@ -195,7 +195,7 @@ def _blocks(recording: Recording, group: list[RecordedWorkload], outcome: Outcom
 
 
 def joined(recording: Recording) -> dict[str, Any]:
-    """How many workers there were, the slots of each, and whether there was a host place. SystemExit where they
+    """How many workers there were, the slots of each, and whether there was a host place. SystemExit if they
     changed, or differ."""
     every = [event for _, event in recording.events if isinstance(event, WorkerJoined)]
     came = [event for event in every if event.slots]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from statistics import fmean
@@ -66,7 +66,7 @@ class AnsweredTogether:
     def figures(self) -> dict[str, Any]:
         """As those of a single answer in `bench.py`, of all together. `tpot_s`: the time of a pass, in which each
         request gets a token; `token_s`: that over the requests. Both are of the time in which all decode. Raises
-        SystemExit where there is none."""
+        SystemExit if there is none."""
         reports = [one.last.report for one in self.answers]
         begins = max(one.ends_s[0] for one in self.answers)
         ends = min(one.ends_s[-1] for one in self.answers)
@@ -74,38 +74,46 @@ class AnsweredTogether:
         if not shared:
             raise SystemExit("one answer had ended before another began; give more --tokens, or a smaller --batch")
         after = sum(begins < end for one in self.answers for end in one.ends_s)
-        count = sum(report.new_tokens - 1 for report in reports)
         token_s = (ends - begins) / shared
-        named = sum(report.named for report in reports)
-        loaded = sum(report.bytes_loaded for report in reports)
         return {
-            "token_ids": [token for report in reports for token in report.token_ids],
-            "ttft_s": fmean(report.ttft_s for report in reports),
+            **figures_of(reports, self.prefill_bytes),
             "tpot_s": token_s * len(reports),
             "token_s": token_s,
             "requests_per_step": min(report.requests_per_step for report in reports),
             "cpu_s_a_token": self.cpu_s / after,
-            "hit_rate": sum(report.hits for report in reports) / named if named else None,
-            "named": named,
-            "recall": _mean(report.recall for report in reports),
-            "recall_in_time": _mean(report.recall_in_time for report in reports),
-            "loads_a_token": sum(report.loads - report.prefill_loads for report in reports) / count,
-            "bytes_a_token": (loaded - self.prefill_bytes) / count,
-            "prefill_bytes": self.prefill_bytes,
-            "unused_loads": sum(report.unused_loads for report in reports),
-            "stall_s_a_token": sum(report.stall_s for report in reports) / count,
-            "device_bytes": max(sum(report.memory_bytes["workers"]) for report in reports),
-            "shadow_bytes": max(report.memory_bytes["shadow"] for report in reports),
-            "total_bytes": max(sum(report.memory_shares.values()) for report in reports),
-            "resident_max": max(sum(report.resident_experts_max) for report in reports),
-            "host_computed": sum(report.host_computed for report in reports),
-            "exact": all(report.exact for report in reports),
-            "emulated": reports[0].emulated,
         }
 
 
+def figures_of(reports: Sequence[Any], prefill_bytes: int) -> dict[str, Any]:
+    """What a cell keeps of answers that were given together, or of one. Rates are None if there was nothing to count.
+    `prefill_bytes`: that had been loaded when the first tokens were there."""
+    count = sum(report.new_tokens - 1 for report in reports)
+    named = sum(report.named for report in reports)
+    loaded = sum(report.bytes_loaded for report in reports)
+    return {
+        "token_ids": [token for report in reports for token in report.token_ids],
+        "ttft_s": fmean(report.ttft_s for report in reports),
+        "hit_rate": sum(report.hits for report in reports) / named if named else None,
+        "named": named,
+        "recall": _mean(report.recall for report in reports),
+        "recall_in_time": _mean(report.recall_in_time for report in reports),
+        "loads_a_token": sum(report.loads - report.prefill_loads for report in reports) / count,
+        "bytes_a_token": (loaded - prefill_bytes) / count,
+        "prefill_bytes": prefill_bytes,
+        "unused_loads": sum(report.unused_loads for report in reports),
+        "stall_s_a_token": sum(report.stall_s for report in reports) / count,
+        "device_bytes": max(sum(report.memory_bytes["workers"]) for report in reports),
+        "shadow_bytes": max(report.memory_bytes["shadow"] for report in reports),
+        "total_bytes": max(sum(report.memory_shares.values()) for report in reports),
+        "resident_max": max(sum(report.resident_experts_max) for report in reports),
+        "host_computed": sum(report.host_computed for report in reports),
+        "exact": all(report.exact for report in reports),
+        "emulated": reports[0].emulated,
+    }
+
+
 def _mean(values: Iterable[float | None]) -> float | None:
-    """None where one is."""
+    """None if one is."""
     found = list(values)
     known = [value for value in found if value is not None]
     return fmean(known) if len(known) == len(found) else None

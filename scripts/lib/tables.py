@@ -55,7 +55,7 @@ def markdown_across(columns: Sequence[Column], rows: Sequence[Row], heads: Seque
 
 def markdown_pivot(rows: Sequence[Row], line: Column, head: Column, cell: Column) -> str:
     """A line for each value of `line`, a column for each of `head`, and `cell` of the row that has both; in the rows'
-    order. "-" where there is none."""
+    order. "-" if there is none."""
     found = {(line.text(row), head.text(row)): cell.text(row) for row in rows}
     lines, heads = (list(dict.fromkeys(key[n] for key in found)) for n in (0, 1))
     return markdown([[line.name, *heads], *([one, *(found.get((one, h), "-") for h in heads)] for one in lines)])

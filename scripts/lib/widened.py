@@ -61,7 +61,7 @@ def write_widened(model: Path, out: Path, times: int) -> None:
 
 
 def widened_copy(model: Path, times: int, folder: Path) -> Path:
-    """The widened checkpoint in a folder of such, made where it is not there yet. Other weights have another path."""
+    """The widened checkpoint in a folder of such, made if it is not there yet. Other weights have another path."""
     weights = hashlib.sha256()
     for file in sorted([*model.glob("*.safetensors"), model / "config.json"]):
         weights.update(file.read_bytes())

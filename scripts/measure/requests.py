@@ -223,7 +223,7 @@ COLUMNS = (
     Column("gap ms", "gap_s", ".0f", 1e3),
     Column("longest gap ms", "longest_gap_s", ".0f", 1e3),
     Column("exact", "exact"),
-    Column("same tokens", "same_tokens"),  # where none are forced
+    Column("same tokens", "same_tokens"),  # if none are forced
 )
 
 

@@ -8,7 +8,7 @@ top-4), `shared` (Qwen2-MoE: 32 small experts beside a shared one, top-4), `many
 --start-from a checkpoint, training starts with its tokenizer and with every weight of the same name and shape:
 attention, norms and embeddings, but no experts of another width (sparse upcycling, Komatsuzaki et al. 2023).
 
-A .jsonl file holds GSM8K's `question` and `answer`, or `text`, a line; any other file is text. Runs on the GPU where
+A .jsonl file holds GSM8K's `question` and `answer`, or `text`, a line; any other file is text. Runs on the GPU if
 there is one. Interrupted or killed, the same command goes on from its last snapshot (OUT/training.pt).
 """
 
@@ -320,6 +320,18 @@ def parse() -> argparse.Namespace:
     return args
 
 
+def _run_figures(run: Run, args: Any) -> dict[str, Any]:
+    return {
+        "command": command(),
+        "machine": machine(),
+        "shape": args.shape,
+        "parameters": sum(p.numel() for p in run.model.parameters()),
+        "steps": run.step,
+        "tokens seen": run.step * args.batch * args.length,
+        "seconds": round(run.spent_s),
+    }
+
+
 def main() -> None:
     from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
@@ -354,16 +366,8 @@ def main() -> None:
         console.print(f"interrupted at step {run.step}; the same command goes on from there")
         raise SystemExit(130) from None
     model.to(torch.bfloat16)
-    figures: dict[str, Any] = {
-        "command": command(),
-        "machine": machine(),
-        "shape": args.shape,
-        "parameters": sum(p.numel() for p in model.parameters()),
-        "steps": run.step,
-        "tokens seen": run.step * args.batch * args.length,
-        "seconds": round(run.spent_s),
-        "validation loss, nats a token": round(loss_on(model, valid, args.length), 4),
-    }
+    figures = _run_figures(run, args)
+    figures["validation loss, nats a token"] = round(loss_on(model, valid, args.length), 4)
     if untrained is not None:
         figures["validation loss before training"] = round(untrained, 4)
     for path in args.held_out:

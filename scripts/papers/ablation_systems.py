@@ -11,7 +11,7 @@ prefetched; +BA: the CPU-load balancer. The paper's +CE is +loads and +CE togeth
 Without a GPU this machine has one place to compute an expert at: from the disk the steps begin with +loads and end with
 +Pre. Fate. Loads on demand; +Pre: what the gate before predicts is prefetched; +cache: shallow layers first, ARC in the
 others; +int4: experts in int4, unpopular ones in int2. SMOE. The cache alone, N experts a layer prefetched by the
-token-wise network, by the next layer's gate (`gate`), and N = 2 where it pays (`flex`); a change from line to line.
+token-wise network, by the next layer's gate (`gate`), and N = 2 if it pays (`flex`); a change from line to line.
 
 With --batch several prompts are answered at once: the router's set C and its replacements, and the balancer's batch
 sizes, are then over the rows of all, and TPOT is the time of a pass, which gives each of them a token.

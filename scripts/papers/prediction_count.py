@@ -57,7 +57,7 @@ class Counts:
         return right / of if of else None
 
     def rows(self, layers: Iterable[int]) -> list[dict[str, Any]]:
-        """A row a kind and layer, and one with layer `all`. `expected`: experts a forecast, where it is of
+        """A row a kind and layer, and one with layer `all`. `expected`: experts a forecast, if it is of
         one pass as a whole."""
         found = []
         for kind, known in self.by.items():

@@ -32,7 +32,7 @@ from scripts.lib.provenance import header
 VERSION = 2
 OWN = -1
 SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 0, OWN)
-"""Rows; 0: no mini-batches; OWN: as the scheduler chooses where nobody does."""
+"""Rows; 0: no mini-batches; OWN: as the scheduler chooses if nobody does."""
 NONE = 1 << 20
 WAYS = {"ahead": (BLUE, "o", "loads ahead, link both ways at once"), "in-turn": (AMBER, "s", "one after the other")}
 PAPER = {"rtx3090-1gbe": {16: 1.345, 128: 3.143}}

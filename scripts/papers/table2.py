@@ -100,7 +100,7 @@ class Columns:
         )
 
     def cluster(self, column: str) -> Any:
-        """Its shadow joined, and every expert once loaded where experts stay, before anything is measured."""
+        """Its shadow joined, and every expert once loaded if experts stay, before anything is measured."""
         found = self._kept.cluster(self.settings(column))
         if found is not self._warm:
             self._warm = None

@@ -62,7 +62,7 @@ def speed_rows(done: Iterable[tuple[str, dict[str, Any], dict[str, Any]]]) -> li
 
 
 def blocks(rows: list[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
-    """Speed rows by block; the paper's columns stand in every emulated one, of the same cases where there are any."""
+    """Speed rows by block; the paper's columns stand in every emulated one, of the same cases if there are any."""
     found: dict[str, list[dict[str, Any]]] = {}
     for row in rows:
         if row["part"] == "speed":
@@ -182,7 +182,7 @@ def _quality_table(rows: list[dict[str, Any]]) -> str:
 
 
 def _held(value: float | list[float]) -> str:
-    """MB, of each node where there are several."""
+    """MB, of each node if there are several."""
     if not isinstance(value, list):
         return f"{value / 1e6:.1f}" if value < 1e9 else f"{value / 1e6:.0f}"
     sizes = [_held(one) for one in sorted(value)]

@@ -1,16 +1,12 @@
-"""Draws decoded tokens of a trace that `--trace` wrote, in the manner of the OD-MoE paper's Figs 2, 4 and 5.
+"""Draws what nodes do over time, in the manner of the OD-MoE paper's Figs 2, 4 and 5.
 
 One row a node, time to the right. Red: the main node waits for a load. Yellow: the shadow waits for its alignment, the
-late departure. Token 0 is the first after the prompt.
-
-    .venv/bin/python -m scripts.papers.timeline trace.json
-    .venv/bin/python -m scripts.papers.timeline trace.json --token 3 --tokens 2 --output picture.png
+late departure.
 """
 
 from __future__ import annotations
 
 import io
-import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -24,10 +20,8 @@ from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
-from scheduler.errors import ConfigError
 from scheduler.files import write_whole
-from scheduler.trace import Span, read_trace
-from scripts.lib.flags import positive, script_parser
+from scheduler.trace import Span
 
 LOOKS: dict[str, tuple[str, float, float, str]] = {
     # span: colour, height, place in its row, name in the legend
@@ -53,29 +47,6 @@ EVICT = "#3f9b6c"
 def rows_of(spans: list[Span]) -> list[str]:
     workers = sorted({s.row for s in spans if s.row.startswith("worker")}, key=lambda row: int(row.split()[1]))
     return [row for row in ("main", "shadow") if any(s.row == row for s in spans)] + workers
-
-
-def window(spans: list[Span], number: int | None, count: int = 1) -> tuple[float, float, int]:
-    """(start, end, number) of `count` decoded tokens from `number` on. Times in seconds. None: from a token of median
-    length on, or an earlier one where too few follow it.
-
-    Raises ConfigError where there are no such tokens.
-    """
-    tokens = [s for s in spans if s.what == "token"][1:] or [s for s in spans if s.what == "token"]
-    if not tokens:
-        raise ConfigError("the trace has no tokens: the answer was interrupted before its first; trace another answer")
-    if number is None:
-        middle = statistics.median_low(s.end - s.start for s in tokens)
-        number = next(n for n, s in enumerate(tokens) if s.end - s.start == middle)
-        number = min(number, max(0, len(tokens) - count))
-    if not 0 <= number < len(tokens):
-        raise ConfigError(f"the trace has no decoded token {number}; allowed for --token: 0 to {len(tokens) - 1}")
-    if number + count > len(tokens):
-        raise ConfigError(
-            f"the trace has {len(tokens)} decoded tokens, too few for --tokens {count} from token {number} on; "
-            f"allowed for --tokens: 1 to {len(tokens) - number}"
-        )
-    return tokens[number].start, tokens[number + count - 1].end, number
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,57 +139,3 @@ def _bar(axes: Axes, span: Span, row: int, start: float, length: float) -> None:
         shade = "#222222" if span.what == "load" else "white"
         at = max(left, 0) + shown / 2
         axes.text(at, row, text, ha="center", va="center", fontsize=6, color=shade, clip_on=True, zorder=4)
-
-
-def summary(spans: list[Span], start: float, end: float) -> str:
-    """Where the time went, in words."""
-
-    def total(what: str, row: str) -> float:
-        return (
-            sum(
-                min(s.end, end) - max(s.start, start)
-                for s in spans
-                if s.what == what and s.row == row and s.end > start and s.start < end
-            )
-            * 1e3
-        )
-
-    parts = [f"{(end - start) * 1e3:.1f} ms; main computes {total('layer', 'main') + total('head', 'main'):.1f}"]
-    parts += [f"schedules {total('gate', 'main'):.1f}, waits {total('wait', 'main'):.1f} ms"]
-    parts += [f"stalls for loads {total('stall', 'main'):.1f} ms"]
-    parts += [f"shadow begins {late(spans, start, end):.1f} ms late"] if late(spans, start, end) else []
-    return ", ".join(parts)
-
-
-def late(spans: list[Span], start: float, end: float) -> float:
-    """Milliseconds from the token's start to the shadow's first layer after a wait for alignment."""
-    waits = [s.end for s in spans if s.what == "late" and start < s.end < end]
-    return (min(waits) - start) * 1e3 if waits else 0.0
-
-
-def describe(about: dict[str, Any]) -> str:
-    emulated = f", emulated: {about['emulated']}" if about.get("emulated") else ""
-    return f"{about.get('cluster', 'trace')}, shadow {about.get('shadow', '?')}{emulated}"
-
-
-def main() -> None:
-    parser = script_parser(__doc__)
-    parser.add_argument("trace", type=Path, help="file that generate or simulate wrote with --trace")
-    parser.add_argument("--token", type=int, help="the first token to draw (one of median duration)")
-    parser.add_argument("--tokens", type=positive, default=1, help="how many of them (%(default)s)")
-    parser.add_argument("--output", type=Path, help="PNG to write (TRACE.png)")
-    args = parser.parse_args()
-    try:
-        spans, about = read_trace(args.trace)
-        start, end, number = window(spans, args.token, args.tokens)
-    except ConfigError as error:
-        parser.error(str(error))
-    output = args.output or args.trace.with_suffix(".png")
-    what = f"token {number}" if args.tokens == 1 else f"tokens {number} to {number + args.tokens - 1}"
-    title = f"{describe(about)}, {what}: {summary(spans, start, end)}"
-    draw_panels([Panel(spans, start, end, title)], output, "labels: layer.expert, counted from 0")
-    print(f"{output}: {title}")
-
-
-if __name__ == "__main__":
-    main()

@@ -6,7 +6,7 @@
 The OD-MoE paper does not say how long a load or a layer of its shadow takes, and several pairs give its decode speed
 (`fits` of scheduler/timing/profiles/rtx3090-1gbe.yaml). For each pair: speed with the paper's policy and with ours, the
 time to the first token, the cases of Fig 8 without a shadow, what changes would gain, and what Figs 9 and 10 would
-need: aligning KV rows every fourth token is as good as every token where it costs so much recall (*break-even*), with
+need: aligning KV rows every fourth token is as good as every token if it costs so much recall (*break-even*), with
 RTX 3090 workers and with RTX 3080s. Means over seeds of random routes.
 """
 

@@ -10,7 +10,7 @@
 A host has its own address, hostname, processes, home, /tmp, /var/tmp, /run and /dev/shm; of the file system, the rest
 is this machine's. The project's environment is seen, read-only, at ~/odmoe/venv of every host: that stands for a
 machine on which `make env` was already run. The interpreter, the checkout and the environment are seen where they are,
-read-only where that is in a place that each host has for itself. Nothing else of these places is shared, and nothing of
+read-only if that is in a place that each host has for itself. Nothing else of these places is shared, and nothing of
 this machine's home is visible. The hosts reach each other and, at the first address of their network, this machine, but
 not the Internet. They are no prison: root there is root here. Needs root, and Linux with namespaces, veth, bridge, htb.
 """
@@ -61,7 +61,7 @@ def up(
     rate: Annotated[str, typer.Option(help="Of every link, each way.")] = "1gbit",
     shm: Annotated[str, typer.Option(help="At most this much in a host's /dev/shm.")] = "1g",
 ) -> None:
-    """Make the hosts; where some are there, what is missing of them."""
+    """Make the hosts; if some are there, what is missing of them."""
     start = time.perf_counter()
     layout = opened(cluster)
     links.bits(rate)
@@ -147,7 +147,7 @@ def alive(layout: Layout, host: Host) -> int:
 
 @app.command()
 def status(cluster: ClusterPath = DEFAULT, as_json: AsJson = False) -> None:
-    """Each host: up, reachable, link rate, processes, memory, bytes so far. Exit code 1 where a host is not well."""
+    """Each host: up, reachable, link rate, processes, memory, bytes so far. Exit code 1 if a host is not well."""
     layout = opened(cluster)
     running = namespaces.find(layout)
     with ThreadPoolExecutor(len(layout.cluster.hosts)) as pool:
@@ -188,27 +188,17 @@ def measure(
     source: Annotated[str, typer.Argument(metavar="FROM")] = "main",
     target: Annotated[str, typer.Argument(metavar="TO")] = "worker-0",
     cluster: ClusterPath = DEFAULT,
-    seconds: Annotated[float, typer.Option(min=0.2, max=60, help="Of sending, each way.")] = 2.0,
     as_json: AsJson = False,
 ) -> None:
-    """What plain TCP carries between two hosts, each way, and how long an echo takes."""
+    """What plain TCP carries between two hosts, each way, and how long a small message takes there and back."""
     layout = opened(cluster)
     ends = [layout.cluster.find(name) for name in (source, target)]
-    found = measure_link(layout, ends[0], ends[1], [alive(layout, end) for end in ends], seconds)
+    found = measure_link(layout, ends[0], ends[1], [alive(layout, end) for end in ends])
     if as_json:
-        print(json.dumps(found, indent=1))
+        print(json.dumps(found))
         return
-    asked = found["asked_gbit_s"]
-    for way in found["ways"]:
-        print(
-            f"{way['from']} to {way['to']}: {way['gbit_s']:.3f} Gbit/s of payload, {way['gbit_s'] / asked:.2f} times "
-            f"the link's {asked:g} Gbit/s ({way['bytes']:,} bytes in {way['seconds']:.2f} s)"
-        )
-    for echo in found["echoes"]:
-        print(
-            f"echo of {echo['bytes']:,} bytes: median {echo['median_us']:.0f} us, 99 % in {echo['p99_us']:.0f} us; "
-            f"on the wire alone {echo['wire_us']:.0f} us"
-        )
+    ways = f"{found['to'] / 1e9:.3f} Gbit/s from {source} to {target}, {found['from'] / 1e9:.3f} Gbit/s back"
+    print(f"{ways}, {1e6 * found['trip_s']:.0f} us there and back")
 
 
 @app.command()

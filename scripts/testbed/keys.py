@@ -25,7 +25,7 @@ def key_of(layout: Layout) -> Path:
 
 
 def make_keys(layout: Layout) -> tuple[str, bool]:
-    """The cluster file's public key, and whether the key was made for it; the hosts' key, where there is none.
+    """The cluster file's public key, and whether the key was made for it; the hosts' key, if there is none.
 
     Raises TestbedError.
     """

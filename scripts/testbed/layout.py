@@ -89,7 +89,7 @@ class Layout:
 
 
 def layout_of(cluster: ClusterFile) -> Layout:
-    """Raises TestbedError where hosts are in several /24 networks or one is the network's first address."""
+    """Raises TestbedError if hosts are in several /24 networks or one is the network's first address."""
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", cluster.name):
         raise TestbedError(
             f"{cluster.path}: cluster_name {cluster.name!r} cannot name a directory; use letters, digits, - and _"

@@ -58,7 +58,7 @@ def devices(start: str) -> list[str]:
 
 
 def batch(lines: list[str], inside: int | None = None, program: str = "ip") -> None:
-    """Commands of ip or tc in one go, `inside` a process's network where one is named. Raises TestbedError."""
+    """Commands of ip or tc in one go, `inside` a process's network if one is named. Raises TestbedError."""
     call([*_enter(inside), tool(program), "-batch", "-"], given="\n".join(lines) + "\n")
 
 
@@ -117,26 +117,9 @@ def connect(layout: Layout, host: Host, pid: int, rate: str) -> list[str]:
     outer = layout.link(host)
     found: list[str] = []
     if not exists(outer):
-        call(
-            [
-                tool("ip"),
-                "link",
-                "add",
-                "name",
-                outer,
-                "address",
-                f"02:0e{hardware(host.address)[5:]}",
-                "type",
-                "veth",
-                "peer",
-                "name",
-                DEVICE,
-                "address",
-                hardware(host.address),
-                "netns",
-                str(pid),
-            ]
-        )
+        ends = f"name {outer} address 02:0e{hardware(host.address)[5:]} type veth"
+        peer = f"peer name {DEVICE} address {hardware(host.address)} netns {pid}"
+        call([tool("ip"), "link", "add", *ends.split(), *peer.split()])
         found.append("no link")
     else:
         found += [] if master(outer) == layout.bridge else ["link not on the bridge"]
@@ -204,7 +187,7 @@ def master(device: str) -> str:
 
 
 def rate_of(device: str, inside: int | None = None) -> float:
-    """Bits a second that the device may send; 0 where it has no limit."""
+    """Bits a second that the device may send; 0 if it has no limit."""
     shown = call([*_enter(inside), tool("tc"), "class", "show", "dev", device])  # its -json is not JSON in iproute2 6.1
     found = re.search(r"class htb 1:1 .*?rate (\d+(?:\.\d+)?)([KMG]?)bit", shown)
     return float(found[1]) * {"": 1.0, "K": 1e3, "M": 1e6, "G": 1e9}[found[2]] if found else 0.0
@@ -222,7 +205,7 @@ def of_cluster(layout: Layout) -> list[str]:
 
 
 def remove(device: str) -> None:
-    """Raises TestbedError where it is still there afterwards."""
+    """Raises TestbedError if it is still there afterwards."""
     try:
         call([tool("ip"), "link", "delete", "dev", device])
     except TestbedError:

@@ -28,12 +28,12 @@ from scripts.testbed.layout import BASE, NAMESPACES, Layout, TestbedError, call,
 
 PATH = f"/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin:{sys.base_prefix}/bin"
 VENV = "odmoe/venv"
-"""Below a host's home: the project's environment, as a machine has it where `make env` was run."""
+"""Below a host's home: the project's environment, as a machine has it if `make env` was run."""
 
 UNSHARE_S = 10.0
 END_S = 15.0
 FILES = 65536
-"""Open files a process may have, where the launching machine allows it: Ray opens many."""
+"""Open files a process may have, if the launching machine allows it: Ray opens many."""
 
 SSHD = """\
 Port 22
@@ -64,7 +64,7 @@ class Running:
 
 
 def homes(user: str) -> list[Path]:
-    """The user's home on the hosts, then the launcher's own where that is another. Raises TestbedError."""
+    """The user's home on the hosts, then the launcher's own if that is another. Raises TestbedError."""
     try:
         own = Path(pwd.getpwnam(user).pw_dir)
     except KeyError:
@@ -103,7 +103,7 @@ def init_script(layout: Layout, host: Host, shm: str) -> str:
     tmpfs = {"run": "size=64m,mode=755", "dev-shm": f"size={shm},mode=1777"}
     lines = [
         "set -eu",
-        "read -r go",  # the launcher's word that the link is there; where it dies first, so does this
+        "read -r go",  # the launcher's word that the link is there; if it dies first, so does this
         f"(ulimit -n {FILES}) 2>/dev/null && ulimit -n {FILES}",
         f"echo {host.name} > /proc/sys/kernel/hostname",
         f"cd {shlex.quote(str(layout.private(host.name)))}",
@@ -171,7 +171,7 @@ def write_private(layout: Layout, host: Host, shm: str, public: str) -> None:
 
 
 def authorize(layout: Layout, host: Host, public: str) -> bool:
-    """Only the key `public` opens the host. False where that was so."""
+    """Only the key `public` opens the host. False if that was so."""
     path = layout.private(host.name) / "etc-ssh/authorized_keys"
     if path.exists() and path.read_text() == public:
         return False
@@ -187,7 +187,7 @@ class Starting:
     process: subprocess.Popen[str]
 
     def go_on(self) -> None:
-        """Its link is laid. Raises TestbedError where it ended meanwhile."""
+        """Its link is laid. Raises TestbedError if it ended meanwhile."""
         pipe = self.process.stdin
         with contextlib.suppress(BrokenPipeError):
             if pipe is not None:
@@ -226,7 +226,7 @@ def said(layout: Layout, host: Host) -> str:
 
 
 def namespace(pid: int, kind: str) -> str:
-    """Empty where the process is gone."""
+    """Empty if the process is gone."""
     try:
         return os.readlink(f"/proc/{pid}/ns/{kind}")
     except OSError:

@@ -59,7 +59,7 @@ def answers(address: str) -> bool:
 
 
 def ray_name(pid: int) -> str:
-    """What Ray calls the process; empty where it is none of Ray's."""
+    """What Ray calls the process; empty if it is none of Ray's."""
     try:
         command = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
     except OSError:

@@ -17,7 +17,7 @@ from checkpoint.sharding.partial_store import Partial, partial_of
 from checkpoint.sharding.source import open_source
 from checkpoint.store import ExpertStore
 from odmoe.stores import cache_dir, prepare_store
-from scheduler.errors import CheckpointError, CorruptStoreError, StoreMismatchError, StoreWriteError
+from scheduler.errors import CorruptStoreError, StoreMismatchError, StoreWriteError
 
 
 @pytest.fixture(autouse=True)
@@ -268,14 +268,6 @@ def test_cache_that_cannot_be_written(model: Path, tmp_path: Path, monkeypatch: 
     with pytest.raises(StoreWriteError, match=r"file/cache/odmoe/stores cannot be made: .*--store.*XDG_CACHE_HOME"):
         prepare_store(str(model), None, None)
     assert prepare_store(str(model), str(store.path), None).path == store.path, "a store elsewhere needs no cache"
-
-
-@pytest.mark.parametrize("name", ["", "file", "nowhere"])
-def test_no_model(name: str, tmp_path: Path, cache: Path) -> None:
-    (tmp_path / "file").write_text("")
-    with pytest.raises(CheckpointError):
-        prepare_store(str(tmp_path / "empty" / name) if not name else str(tmp_path / name), None, None)
-    assert not cache.exists()
 
 
 def test_what_was_just_written_is_not_read_again_and_what_has_changed_is(

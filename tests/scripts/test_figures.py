@@ -27,7 +27,6 @@ def main(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
 def test_every_script_of_the_papers_is_run() -> None:
     found = pkgutil.walk_packages(scripts.papers.__path__, "scripts.papers.")
     names = {one.name.removesuffix(".__main__") for one in found if hasattr(importlib.import_module(one.name), "main")}
-    names.remove("scripts.papers.timeline")  # draws a trace that somebody gives it
     assert {f"scripts.papers.{one.script}" for one in figures.FIGURES.values()} == names
 
 

@@ -23,7 +23,7 @@ PAGES_TEXT = "".join(page.read_text() for page in publish.PAGES)
 @pytest.mark.parametrize("page", publish.PAGES, ids=lambda page: page.name)
 def test_every_table_is_that_of_its_data(page: Path) -> None:
     text = page.read_text()
-    assert text == publish.written(text), "run `.venv/bin/python -m scripts.publish`"
+    assert text == publish.with_tables(text), "run `.venv/bin/python -m scripts.publish`"
 
 
 def test_every_table_stands_somewhere_and_all_data_is_used() -> None:
@@ -56,7 +56,7 @@ def test_a_figure_that_is_not_that_of_the_data_is_found() -> None:
     at = re.compile(r"\d").search(text, begin)
     assert at is not None
     wrong = text[: at.start()] + str((int(at[0]) + 1) % 10) + text[at.end() :]
-    assert publish.written(wrong) == text != wrong
+    assert publish.with_tables(wrong) == text != wrong
 
 
 def _said(row: str) -> str:
@@ -111,7 +111,7 @@ def test_the_runs_of_the_readme_are_of_one_machine_and_hours_apart() -> None:
 
 def test_the_readme_says_how_many_of_its_ratios_a_run_hours_later_found_again() -> None:
     within = [ratio.later[-1][1] for ratio in readme.ratios(_timed()).values() if ratio.later]
-    last = compare_runs.checked(_systems_runs(), 25, STATED_RUNS)[-1]
+    last = compare_runs.later_checks(_systems_runs(), 25, STATED_RUNS)[-1]
     within += [last[one] for one in ("smoe", "importance", "fate")]
     assert f"the medians of {sum(within)} of {len(within)} ratios lie within" in " ".join(
         publish.PAGES[0].read_text().split()
@@ -154,14 +154,16 @@ def test_the_readme_has_the_systems_of_two_runs() -> None:
     ratios = re.findall(r"(\S+ \(\S+ to \S+\))[^`]*`(\w+)`", line)
     said = {system: ratio for ratio, system in ratios}
     rows = _systems_runs()
-    stated = {one: str(compare_runs.stated(rows, 25, one, STATED_RUNS)) for one in ("smoe", "importance", "fate")}
+    stated = {
+        one: str(compare_runs.stated_interval(rows, 25, one, STATED_RUNS)) for one in ("smoe", "importance", "fate")
+    }
     assert said == stated
 
 
 def test_the_docs_say_how_many_medians_of_later_runs_lie_within() -> None:
     rows = _systems_runs()
-    third, fourth = compare_runs.checked(rows, 25, STATED_RUNS)
-    alike = compare_runs.alike(rows, 25, STATED_RUNS)
+    third, fourth = compare_runs.later_checks(rows, 25, STATED_RUNS)
+    alike = compare_runs.agreeing(rows, 25, STATED_RUNS)
     text = (publish.ROOT / "docs" / "measurements.md").read_text()
     assert len(third) >= 4
     assert len(fourth) == len(alike)

@@ -210,7 +210,7 @@ def _loads_from_memory(answers: list[Answer]) -> float | None:
 
 
 def _misses(outcomes: list[Outcome], decoded: int) -> MissShares | None:
-    """None without decoding, and where the outcomes have none."""
+    """None without decoding, and if the outcomes have none."""
     found = [outcome.misses for outcome in outcomes if outcome.misses is not None]
     if not found or not decoded:
         return None

@@ -122,7 +122,7 @@ def _arrivals(given: SimulateSettings, group: list[RecordedWorkload], file: Path
 
 
 def _route_model(given: SimulateSettings, scenario: Scenario) -> RouteModel:
-    """As given, or one with which it matters what a system remembers. Raises ConfigError where it would not."""
+    """As given, or one with which it matters what a system remembers. Raises ConfigError if it would not."""
     system = scenario.system
     remembers = remembers_routes(system) or (
         f"--host-residency {system.host_residency}" if scenario.host_slots else None
@@ -215,7 +215,7 @@ def _slots(given: SimulateSettings, system: SystemConfig) -> int | None:
 
 
 def _host_slots(given: SimulateSettings, profile: Profile, recording: Recording | None) -> int | None:
-    """Of each worker. Raises ConfigError for bytes where the size of an expert is not known."""
+    """Of each worker. Raises ConfigError for bytes if the size of an expert is not known."""
     if given.host_memory is None or given.host_memory == "auto":
         return None
     if given.host_memory == "0":

@@ -114,7 +114,7 @@ def axes_of(given: SimulateSettings, asked: SweepSettings) -> tuple[Profile, Axe
     usual = COMPARED if asked.map else (given.system,)
     systems = tuple(dict.fromkeys(asked.compare or usual))
     for name in systems:
-        _named(name)
+        _settings_named(name)
     if asked.host_ms and profile.host_s is None:
         raise ConfigError(f"--host-ms is given, and profile {profile.name} has no host; give --profile {PROFILE}")
     times = TIMES if asked.map else (1.0,)
@@ -157,7 +157,7 @@ def _experts(given: SimulateSettings, profile: Profile) -> int:
     return len(shape.layers) * shape.experts
 
 
-def _named(name: str) -> dict[str, Any]:
+def _settings_named(name: str) -> dict[str, Any]:
     """The settings that a name of a comparison stands for: a preset, or on-demand loading with a residency, and
     changes to it: `importance+alpha=0`. Raises ConfigError."""
     base, *changes = name.split("+")
@@ -188,7 +188,7 @@ def _task(given: SimulateSettings, profile: Profile, experts: int, place: Place)
     """What a system does not read is left as it is, so that its points are one task. Raises ConfigError for one that
     keeps all experts, in less memory."""
     named = {name: getattr(given, name) for name in given.model_fields_set}
-    flags = {"workers": 1} | named | {"profile": profile.name} | _named(place.system)
+    flags = {"workers": 1} | named | {"profile": profile.name} | _settings_named(place.system)
     chosen = replace(
         SYSTEMS[flags["system"]].config,
         **{name: getattr(SimulateSettings(**flags), name) for name in flags if name in CHOSEN},
@@ -284,7 +284,7 @@ def as_json(points: Iterable[Point], given: SimulateSettings) -> dict[str, Any]:
 
 
 def write(file: Path, points: Sequence[Point], given: SimulateSettings) -> None:
-    """FILE.csv, or FILE.json. Raises ConfigError where it cannot be written."""
+    """FILE.csv, or FILE.json. Raises ConfigError if it cannot be written."""
     if file.suffix == ".csv":
         text = io.StringIO()
         writer = csv.DictWriter(text, [field.name for field in fields(Point)], lineterminator="\n")

@@ -10,7 +10,6 @@ import sys
 import threading
 from contextlib import ExitStack
 from dataclasses import asdict
-from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
@@ -23,7 +22,7 @@ from odmoe.machines.ssh_process import Remote
 from odmoe.machines.up import up
 from odmoe.settings.derived import HERE_ONLY, OUTPUT_FILES
 from odmoe.settings.settings import Settings
-from odmoe.stores import prepare_store
+from odmoe.stores import store_of
 from odmoe.terminal import Output, Terminal
 from scheduler.errors import HostError, LaunchError, ODMoEError
 from scheduler.files import write_whole
@@ -98,14 +97,14 @@ def _relay_request(
 def bring_up(settings: Settings, cluster: ClusterFile, output: Output) -> None:
     """Start the cluster of the settings' file, unless it serves their model, or they name none.
 
-    Raises LaunchError where it serves another model, HostError, ConfigError.
+    Raises LaunchError if it serves another model, HostError, ConfigError.
     """
     if settings.model and not _is_served(settings, cluster):
         up(Path(settings.cluster), settings, Terminal(output.quiet, output.debug), settings.launch_s)
 
 
 def _fetch(ssh: Ssh, cluster: ClusterFile, there: str, to: Path, code: int) -> None:
-    """Move a file of the main host to this machine. Raises HostError where it is missing, unless the answer failed
+    """Move a file of the main host to this machine. Raises HostError if it is missing, unless the answer failed
     (`code`): that error has been shown."""
     try:
         write_whole(to, base64.b64decode(ssh.run(cluster.main, f"base64 {there} && rm -f {there}", FETCH_S)))
@@ -117,7 +116,7 @@ def _fetch(ssh: Ssh, cluster: ClusterFile, there: str, to: Path, code: int) -> N
 def _is_served(settings: Settings, cluster: ClusterFile) -> bool:
     """Whether the cluster serves this model, even if a node is missing at the moment.
 
-    Raises LaunchError where it serves another model.
+    Raises LaunchError if it serves another model.
     """
     with Ssh.for_cluster(cluster, cluster_dir(cluster.name)) as ssh:
         try:
@@ -126,18 +125,7 @@ def _is_served(settings: Settings, cluster: ClusterFile) -> bool:
             return False
     if seen.get("fingerprint") is None:
         return False
-    from odmoe.clusters.configuration import forms_needed
-
-    needed = partial(forms_needed, settings)
-    store = prepare_store(
-        settings.model,
-        settings.store,
-        settings.dtype,
-        forms_needed=needed,
-        experts=settings.experts,
-        dense=settings.dense,
-    )
-    if seen["fingerprint"] != store.manifest.model_digest:
+    if seen["fingerprint"] != store_of(settings).manifest.model_digest:
         raise LaunchError(
             f"the cluster serves another model than {settings.model}; odmoe up {settings.cluster} -m {settings.model} "
             "changes that; or leave out --model to use the model that it serves"
@@ -148,7 +136,7 @@ def _is_served(settings: Settings, cluster: ClusterFile) -> bool:
 def relay(remote: Remote) -> tuple[int, str]:
     """Pass on both streams until they end. Returns the exit code and the last 4,000 bytes of standard error.
 
-    Raises OSError where the output cannot be written here: the main host would wait for room in the pipe for ever.
+    Raises OSError if the output cannot be written here: the main host would wait for room in the pipe for ever.
     """
     broken: list[OSError] = []
     stderr = bytearray()

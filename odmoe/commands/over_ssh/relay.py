@@ -189,7 +189,7 @@ class CutAnswer:
         return bytes(passed)
 
     def end(self) -> bytes:
-        """What a client has yet to get where the service ends the connection now."""
+        """What a client has yet to get if the service ends the connection now."""
         if self._state == "asked":
             return response_of(LOST)
         if self._state == "chunks" and self._events:

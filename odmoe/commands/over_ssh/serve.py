@@ -29,7 +29,7 @@ from odmoe.serve.access_log import as_text
 from odmoe.serve.hangup import on_hangup, read_keys_again
 from odmoe.serve.key_ring import KeyRing
 from odmoe.serve.loading import LoadingServer, LoadProgress
-from odmoe.serve.start import bind_socket, url_of
+from odmoe.serve.start import announce_serving, bind_socket
 from odmoe.settings.api_keys import ApiKey
 from odmoe.settings.serve_settings import ServeSettings
 from odmoe.settings.settings import Settings
@@ -107,7 +107,7 @@ class _Service:
 
     def run(self, cluster: ClusterFile) -> int:
         """Until it ends. Returns its exit code. Raises HostError if the main host or the service there was lost, and
-        OSError where its log cannot be written here."""
+        OSError if its log cannot be written here."""
         self._since = None
         with started_there(cluster) as there:
             try:
@@ -142,7 +142,7 @@ class _Service:
         self._relay.lead_to(service)
         _check(self._relay.address, cluster)
         self.served, self._since = True, time.monotonic()
-        self._terminal.print_always(f"serving {name} at {url_of(self._relay.address)}")
+        announce_serving(self._terminal, name, self._relay.address)
 
 
 def _wait_until_back(cluster: ClusterFile, within_s: float) -> None:
@@ -178,7 +178,7 @@ def _signals(remote: Remote) -> Iterator[list[int]]:
 
 
 def _check(here: tuple[str, int], cluster: ClusterFile) -> None:
-    """Raises HostError where the main host takes no connections from here: its sshd may forbid it."""
+    """Raises HostError if the main host takes no connections from here: its sshd may forbid it."""
     address = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(here[0], here[0])
     with contextlib.closing(http.client.HTTPConnection(address, here[1], timeout=CHECK_S)) as connection:
         try:

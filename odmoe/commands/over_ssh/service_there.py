@@ -45,7 +45,7 @@ class ServiceThere:
 
     def follow(self, on_serving: OnServing) -> tuple[int, str]:
         """Until the service ends, while its log goes to standard error. Returns its exit code and the last 4,000 bytes
-        of the log. Raises HostError, and OSError where the log cannot be written here: the service would wait for room
+        of the log. Raises HostError, and OSError if the log cannot be written here: the service would wait for room
         in the pipe for ever."""
         said: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         stderr, broken = bytearray(), list[OSError]()

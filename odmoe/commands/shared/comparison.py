@@ -16,7 +16,7 @@ place of float32, 4 of the others, whose products are summed in float32."""
 
 @dataclass(frozen=True)
 class Answer:
-    """Greedy tokens, and the logits [V] float32 that chose each. `logits` is None where they were not seen."""
+    """Greedy tokens, and the logits [V] float32 that chose each. `logits` is None if they were not seen."""
 
     tokens: list[int]
     logits: list[torch.Tensor] | None
@@ -48,7 +48,7 @@ class Comparison:
     difference: Difference | None
     rounding: float
     finite: bool
-    """False where a logit is infinite or NaN and that of Transformers is not, after a first difference too."""
+    """False if a logit is infinite or NaN and that of Transformers is not, after a first difference too."""
 
     @property
     def exact(self) -> bool:
@@ -69,7 +69,7 @@ class Verdict:
     device: str
     """Of Transformers' model, as torch names it: that of the main node."""
     approximate: str
-    """Why answers may differ by design; empty where they may not."""
+    """Why answers may differ by design; empty if they may not."""
     prompts: list[Comparison]
     weights: list[str] = field(default_factory=list)
     """Weights of the store that are not the checkpoint's, in words. Transformers had them, too."""
@@ -112,7 +112,7 @@ def compare(got: Answer, wanted: Answer, dtype: str) -> Comparison:
 
 
 def _apart(logits: torch.Tensor, reference: torch.Tensor) -> float:
-    """The largest difference over the largest finite logit; infinite where one is no number and the other is."""
+    """The largest difference over the largest finite logit; infinite if one is no number and the other is."""
     if torch.equal(logits, reference):
         return 0.0
     finite = reference.isfinite()

@@ -24,7 +24,7 @@ POSTPONED_S = 5.0
 RETRY_S = 0.05
 """Time until a postponed interrupt is tried again."""
 ENDINGS = {signal.SIGINT: "interrupted", signal.SIGTERM: "terminated"}
-"""What is said where a signal has ended the command. The exit code is 128 and the signal's number, as in a shell."""
+"""What is said if a signal has ended the command. The exit code is 128 and the signal's number, as in a shell."""
 ADVICE = {
     errno.ENOSPC: "free some space",
     errno.EDQUOT: "free some space",
@@ -44,7 +44,7 @@ def outcome(work: Callable[[], object], as_json: bool = False) -> int:
     """
     try:
         code = _unless_interrupted(work)
-    except SystemExit as stop:  # typer's, when the reader of a pipe has gone; Ray's, where SIGTERM came
+    except SystemExit as stop:  # typer's, when the reader of a pipe has gone; Ray's, if SIGTERM came
         code = 128 + signal.SIGTERM if stop.code == signal.SIGTERM else stop.code
     except (KeyboardInterrupt, typer.Abort):
         code = 128 + (_ended_by or signal.SIGINT)
@@ -69,7 +69,7 @@ def outcome(work: Callable[[], object], as_json: bool = False) -> int:
         code = 128 + (_ended_by or signal.SIGINT)
     for number, word in ENDINGS.items():
         if code == 128 + number:
-            _say(word)
+            _print_line(word)
     return code if isinstance(code, int) else 0
 
 
@@ -116,13 +116,13 @@ def _explain(name: str, message: str, as_json: bool) -> None:
     if has_flag("--debug"):
         traceback.print_exc()
     message = " ".join(message.split())
-    _say(f"odmoe: {name}: {message}")
+    _print_line(f"odmoe: {name}: {message}")
     if as_json:
         print_error(name, message)
 
 
 def has_flag(flag: str) -> bool:
-    """Whether the command line has this flag. Known also where the command line was not understood."""
+    """Whether the command line has this flag. Known also if the command line was not understood."""
     arguments = sys.argv[1:]
     return flag in arguments[: arguments.index("--") if "--" in arguments else None]
 
@@ -134,7 +134,7 @@ def print_error(name: str, message: str) -> None:
         sys.stdout.flush()
 
 
-def _say(line: str) -> None:
+def _print_line(line: str) -> None:
     with contextlib.suppress(OSError):
         sys.stderr.write(f"{one_line(line)}\n")
 
@@ -146,7 +146,7 @@ _last_signal = float("-inf")
 
 
 def forgive_interrupt() -> bool:
-    """Whether a KeyboardInterrupt was Ctrl-C, after which the command goes on: the next one counts again. False where
+    """Whether a KeyboardInterrupt was Ctrl-C, after which the command goes on: the next one counts again. False if
     it was SIGTERM, which ends the command."""
     global _ended_by, _last_signal
     if _ended_by == signal.SIGTERM:

@@ -10,6 +10,7 @@ from typing import Annotated, Any, get_args
 import typer
 from typer.core import TyperCommand
 
+from odmoe.settings.system_settings import SystemSettings
 from odmoe.settings.table import HEADINGS, Declared, Table, declaration_of, flag
 from scheduler.policies.policy_file import load_policy_file, names_from_files
 
@@ -22,13 +23,16 @@ Command = Callable[..., None]
 
 
 def with_settings(
-    table: type[Table], only: Sequence[str] = (), beside: type[Table] | None = None
+    table: type[Table], only: Sequence[str] = (), beside: type[Table] | None = None, chooses: bool = True
 ) -> Callable[[Command], Command]:
     """Makes `command(flags, ...)` a command with a flag for every setting, or only for those of `only`, and for those
     of the table `beside`. The command receives in `flags` the settings that were given. Register it with
-    `cls=SettingsCommand`."""
+    `cls=SettingsCommand`.
+
+    `chooses`: False for a command that takes od-moe unless a system is named (see `sources.effective`)."""
     names = [name for name in table.names() if not declaration_of(table, name).secret and (not only or name in only)]
-    settings = [parameter for name in names for parameter in _parameters(table, name)]
+    tables = {name: table if chooses or name != "system" else SystemSettings for name in names}
+    settings = [parameter for name, own in tables.items() for parameter in _parameters(own, name)]
     if beside is not None:
         settings += [parameter for name in beside.names() for parameter in _parameters(beside, name)]
 

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from odmoe.api.checks import check_early
-from odmoe.clusters.process import prepare_libraries, prepare_process
 from odmoe.settings.settings import Settings
 from odmoe.terminal import Terminal
 from scheduler.errors import ConfigError, CorruptCheckpointError, PromptError
@@ -26,7 +23,7 @@ PASSAGE = 256
 """Tokens."""
 
 
-GIVEN = 32
+PROMPT_TOKENS = 32
 """Tokens of a passage that an approximate system reads as a prompt; it is asked about the others, one by one."""
 
 
@@ -37,50 +34,31 @@ def run_quality(
 
     Raises ConfigError, CheckpointError, DoesNotFitError or PromptError before the model is loaded.
     """
-    from checkpoint.family import dtype_name, stored_dtype
-    from checkpoint.hub import find_model
-    from odmoe.commands.shared.whole_model import check_memory, checked_config, load_whole
+    from odmoe.commands.shared.whole_model import load_whole, open_checkpoint
 
     if settings.inexact:
         if settings.cluster != "embedded":
             raise ConfigError(
-                f"--cluster is {settings.cluster} with --quality and {_named(settings)}, which is measured in this "
-                "process: leave --cluster out"
+                f"--cluster is {settings.cluster} with --quality and {_inexact_flags(settings)}, which is measured in "
+                "this process: leave --cluster out"
             )
         settings = settings.replace(smaller_forms="always", predictions="always")
-    prepare_process(terminal.debug)
-    check_early(settings)
-    path = find_model(settings.model)
-    config = checked_config(path)
-    dtype = settings.dtype or dtype_name(stored_dtype(config))
-    context = check_memory(path.name, config, dtype).context_max
-    prepare_libraries(settings.threads_a_node)
+    checkpoint = open_checkpoint(settings, terminal)
     from main_node.exactness import dense_changes
-    from odmoe.clusters.configuration import forms_needed
-    from odmoe.clusters.devices import check_devices, device_of
+    from odmoe.clusters.devices import device_of
     from odmoe.quality.quality import as_quality, measure
     from odmoe.quality.readers import Whole
-    from odmoe.stores import prepare_store
+    from odmoe.stores import store_of
     from odmoe.text import load_tokenizer
 
-    check_devices(settings)
-    tokenizer = load_tokenizer(path, CorruptCheckpointError)
-    passages = divided(read_tokens(tokenizer, text or TEXT, tokens), min(PASSAGE, context))
-    tasks, missing = _tasks(tokenizer, passages, table, context)
+    tokenizer = load_tokenizer(checkpoint.path, CorruptCheckpointError)
+    passages = equal_passages(read_tokens(tokenizer, text or TEXT, tokens), min(PASSAGE, checkpoint.context))
+    tasks, missing = _tasks(tokenizer, passages, table, checkpoint.context)
     with terminal.progress() as progress:
-        store = prepare_store(
-            settings.model,
-            settings.store,
-            settings.dtype,
-            progress,
-            partial(forms_needed, settings),
-            experts=settings.experts,
-            dense=settings.dense,
-        )
+        store = store_of(settings, progress)
     dtype = store.manifest.dtype
-    with terminal.status() as say:
-        say("loading the whole model with Transformers")
-        model = load_whole(path, dtype, device_of(settings, "main"))
+    with terminal.status("loading the whole model with Transformers"):
+        model = load_whole(checkpoint.path, dtype, device_of(settings, "main"))
     ends = frozenset({tokenizer.eos_token_id} - {None})
     original = Whole(model, ends, stepwise=bool(settings.inexact))
     del model
@@ -91,7 +69,7 @@ def run_quality(
             original,
             lambda: _changed(settings, store, original, ends, until_end),
             passages,
-            GIVEN if settings.inexact else 1,
+            PROMPT_TOKENS if settings.inexact else 1,
             tasks,
             lambda ids: tokenizer.decode(ids, skip_special_tokens=True),
             lambda: progress("passages and items", next(done), total),
@@ -101,14 +79,14 @@ def run_quality(
         found,
         model=settings.model,
         dtype=dtype,
-        experts=" and ".join(filter(None, changes)) + (f" with {_named(settings)}" if settings.inexact else ""),
+        experts=" and ".join(filter(None, changes)) + (f" with {_inexact_flags(settings)}" if settings.inexact else ""),
         text=str(text or TEXT.name),
         tasks=tuple(scored),
         missing=tuple(missing),
     )
 
 
-def _named(settings: Settings) -> str:
+def _inexact_flags(settings: Settings) -> str:
     """The policies that change answers."""
     return " and ".join(f"--{field} {name}" for field, name in settings.inexact.items())
 
@@ -166,7 +144,7 @@ def read_tokens(tokenizer: Any, file: Path, most: int) -> list[int]:
     return ids
 
 
-def divided(ids: list[int], length: int) -> list[list[int]]:
+def equal_passages(ids: list[int], length: int) -> list[list[int]]:
     """Passages of equally many tokens, so that intervals can be told; a shorter last one is left out."""
     from odmoe.quality.passages import windows
 

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from checkpoint.formats.published import published_format
 from checkpoint.manifest import MANIFEST
 from checkpoint.sharding.source import Source, open_source
+from odmoe.api.checks import check_early
+from odmoe.clusters.process import prepare_libraries, prepare_process
 from scheduler.errors import CheckpointError, ConfigError, DoesNotFitError
 
 if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedConfig
 
+    from odmoe.settings.settings import Settings
+    from odmoe.terminal import Terminal
     from scheduler.types import ModelSize
 
 SPARE = 1 << 30
@@ -39,8 +44,39 @@ def checked_config(path: Path) -> PreTrainedConfig:
     return config
 
 
+@dataclass(frozen=True)
+class Checkpoint:
+    """A checkpoint for whose whole model this machine has the memory."""
+
+    path: Path
+    config: PreTrainedConfig
+    dtype: str
+    context: int
+
+
+def open_checkpoint(settings: Settings, terminal: Terminal) -> Checkpoint:
+    """Check settings, files and memory before anything is loaded. Imports torch.
+
+    Raises ConfigError, CheckpointError, DoesNotFitError.
+    """
+    from checkpoint.family import dtype_name, stored_dtype
+    from checkpoint.hub import find_model
+
+    prepare_process(terminal.debug)
+    check_early(settings)
+    path = find_model(settings.model)
+    config = checked_config(path)
+    dtype = settings.dtype or dtype_name(stored_dtype(config))
+    context = check_memory(path.name, config, dtype).context_max
+    prepare_libraries(settings.threads_a_node)
+    from odmoe.clusters.devices import check_devices
+
+    check_devices(settings)
+    return Checkpoint(path, config, dtype, context)
+
+
 def check_memory(name: str, config: PreTrainedConfig, dtype: str) -> ModelSize:
-    """The model's size. Raises DoesNotFitError, with both sizes, where it does not fit in this machine's memory."""
+    """The model's size. Raises DoesNotFitError, with both sizes, if it does not fit in this machine's memory."""
     from checkpoint.family import parse_dtype
     from checkpoint.sizes.model_size import count
     from worker_node.loaders.slab import available_memory
@@ -57,7 +93,7 @@ def check_memory(name: str, config: PreTrainedConfig, dtype: str) -> ModelSize:
 
 
 def load_whole(path: Path, dtype: str, device: str | torch.device = "cpu") -> Any:
-    """Transformers' own model, dequantised, with `eager` experts. Raises CheckpointError, DoesNotFitError where the
+    """Transformers' own model, dequantised, with `eager` experts. Raises CheckpointError, DoesNotFitError if the
     device has no room for it."""
     import torch
 

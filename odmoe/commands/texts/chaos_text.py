@@ -6,6 +6,8 @@ import textwrap
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
+from odmoe.terminal import aligned
+
 if TYPE_CHECKING:
     from odmoe.chaos.referee import Cost, Verdict
 
@@ -15,9 +17,8 @@ HEADER = ("fault", "count", "pause s", "worst s", "whole after s", "errors")
 
 def as_text(verdict: Verdict) -> str:
     """A line for each kind of fault, then what the nodes hold, then the verdict."""
-    rows = [HEADER, *map(_row, verdict.costs)]
     faults = sum(cost.count for cost in verdict.costs)
-    lines = [_aligned(row, rows) for row in rows] if verdict.costs else []
+    lines = aligned([HEADER, *map(_row, verdict.costs)], right=range(1, len(HEADER))) if verdict.costs else []
     named = ", ".join(f"{count} {name}" for name, count in sorted(verdict.errors.items())) or "none"
     lines += [
         "",
@@ -55,9 +56,3 @@ def _row(cost: Cost) -> tuple[str, ...]:
 
     times = (seconds(cost.pause_s), seconds(cost.worst_s), f"{cost.back_s:.1f}")
     return (cost.fault, str(cost.count), *times, str(cost.errors))
-
-
-def _aligned(row: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
-    widths = [max(len(one[column]) for one in rows) for column in range(len(row))]
-    rest = "  ".join(f"{cell:>{width}}" for cell, width in zip(row[1:], widths[1:], strict=True))
-    return f"{row[0]:<{widths[0]}}  {rest}"

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from odmoe.commands.texts.plan_text import table, wrap
-from odmoe.terminal import megabytes
+from odmoe.terminal import count_text, megabytes
 from scheduler.planning.machine_plan import LEAST_RATES, LEAST_ROUTES, MOST_ROUTES, Improvement, MachineAdvice
 from scheduler.planning.machines import ALL, BUS_RATE, CACHE, NODE_BYTES, Layout, Machine, Place
 from scheduler.simulation.route_model import LIKE_TEXT
@@ -69,13 +69,15 @@ def _answer(advice: MachineAdvice) -> Iterator[str]:
     layout = advice.layout
     shadow = f", the shadow ({layout.scheme}) on {_where(layout.shadow)}" if layout.shadow else ""
     on = f"the main node on {_where(layout.main)}{shadow}, experts on {_group(layout)}"
+    used = count_text(len(layout.machines), "machine")
     idle = len(advice.home.machines) - len(layout.machines)
+    others = count_text(idle, "machine")
     if len(layout.machines) == 1:
         on = _where(layout.main) if layout.main == layout.seats[0].place else on
-        yield f"Run {_system(layout)} on {on}" + (f"; the other {_many(idle)} would not make it faster" if idle else "")
+        yield f"Run {_system(layout)} on {on}" + (f"; the other {others} would not make it faster" if idle else "")
     else:
-        left = f"; {_many(idle)} more would not make it faster" if idle else ""
-        yield f"Run {_system(layout)} on {_many(len(layout.machines))}: {on}{left}"
+        left = f"; {others} more would not make it faster" if idle else ""
+        yield f"Run {_system(layout)} on {used}: {on}{left}"
     yield f"Expect {advice.tokens_per_s:.2f} tokens/s ({advice.least:.2f} to {advice.most:.2f})"
     if advice.alone:
         yield f"One machine alone, {advice.alone[0].machines[0].name}, would reach {advice.alone[1]:.2f}"
@@ -197,7 +199,7 @@ def _layout(layout: Layout) -> str:
     on = main if main == experts else f"{main} and {experts}"
     shadow = f", shadow {layout.scheme}" if layout.shadow else ""
     parts = "" if layout.replicas is None else f", replicas: {layout.replicas}"
-    return f"{_system(layout)} on {_many(len(layout.machines))} ({on}{shadow}{parts})"
+    return f"{_system(layout)} on {count_text(len(layout.machines), 'machine')} ({on}{shadow}{parts})"
 
 
 def _device(place: Place) -> str:
@@ -233,7 +235,3 @@ def _names(names: Sequence[str]) -> str:
     if len(names) > 2 and stem and all(name.rpartition(" ")[0] == stem for name in names):
         return f"{first} to {last.rpartition(' ')[2]}"
     return ", ".join(names)
-
-
-def _many(count: int) -> str:
-    return f"{count} machine{'s' * (count != 1)}"

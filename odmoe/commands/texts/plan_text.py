@@ -7,7 +7,7 @@ import textwrap
 from collections.abc import Iterator
 
 from odmoe.commands.texts.simulate_text import CAUSES, by_luck
-from odmoe.terminal import megabytes
+from odmoe.terminal import count_text, megabytes
 from scheduler.drafts.length import AUTO
 from scheduler.planning.assumptions import list_assumptions
 from scheduler.planning.plan import Estimate, Plan
@@ -40,7 +40,7 @@ def memory_text(setup: Setup) -> str:
         f"{megabytes(model.expert_bytes)} each; {_many(model.dense + model.experts_all)} parameters",
         "main node": f"{megabytes(needs['main'])}: dense weights, and the cache of {model.context} tokens{head}",
         "shadow": f"{megabytes(needs['shadow'])} ({setup.policy.shadow})" + over if needs["shadow"] else "none",
-        "a worker": f"{megabytes(needs['worker'])}{of}: {_slots(slots)}{least} and room to compute{most}; "
+        "a worker": f"{megabytes(needs['worker'])}{of}: {count_text(slots, 'slot')}{least} and room to compute{most}; "
         f"{megabytes(needs['store'])} of host memory or disk for all experts",
         "whole model": f"{megabytes(needs['whole'])} on one device"
         + f", {megabytes(needs['whole_dequantised'])} dequantised" * (model.native_bits > 0),
@@ -103,10 +103,6 @@ def _memory(plan: Estimate) -> str:
         f"memory{of}; all nodes together use {megabytes(needs['together'])}, {share:.0%} of what one machine with all "
         "experts needs"
     )
-
-
-def _slots(count: int) -> str:
-    return f"{count} slot{'s' * (count > 1)}"
 
 
 def _seats(plan: Estimate) -> str:
@@ -214,7 +210,7 @@ def _helps(plan: Plan) -> list[str]:
 
 
 def _range(change: Change) -> str:
-    """Over the profile's fits, where it matters."""
+    """Over the profile's fits, if it matters."""
     if change.factors is None:
         return ""
     least, most = (f"{factor - 1:+.0%}" for factor in change.factors)

@@ -49,7 +49,7 @@ class Line:
     label: str
     text: str
     shown: bool = True
-    """False where the figure means nothing for this answer."""
+    """False if the figure means nothing for this answer."""
     timed: bool = False
     """A measured time or a rate. The profile is named beside it where the times are emulated."""
 
@@ -213,7 +213,7 @@ def _requests_per_step(reports: Sequence[Report]) -> str:
 
 
 def _precision(cluster: ClusterFigures) -> str:
-    """The forms that were loaded, and why it was the full one alone where the precision has others."""
+    """The forms that were loaded, and why it was the full one alone if the precision has others."""
     costs = cluster.form_costs
     if not cluster.smaller_forms:
         return "full: all experts fit, so smaller forms would save nothing"
@@ -320,7 +320,7 @@ def _audits(cluster: ClusterFigures, served: Settings) -> list[Line]:
 
 
 def _devices(report: Report) -> str:
-    """What each role computes on, in few words where it is the same."""
+    """What each role computes on, in few words if it is the same."""
     found = {role: [one] if isinstance(one, str) else list(dict.fromkeys(one)) for role, one in report.devices.items()}
     text = {role: " and ".join(names) for role, names in found.items() if names}
     if text and text.get("workers") == text["main"] and text.get("shadow", text["main"]) == text["main"]:

@@ -38,10 +38,10 @@ def show(facts: dict[str, Any]) -> None:
         console.print(f"  {name:<{max(len(name) for name, _ in rows)}}  {escape(value)}", soft_wrap=True, markup=False)
     if facts["bound"] is not None:
         what = "token" if len(facts["requests"]) == 1 and not facts["draft"] else "step"
-        for line in _where(what, facts["where_ms"], CAUSES if facts["predictor"] != "none" else _UNFORESEEN):
+        for line in _time_lines(what, facts["where_ms"], CAUSES if facts["predictor"] != "none" else _UNFORESEEN):
             console.print(line, soft_wrap=True)
     if "recorded_ttft_s" in facts["requests"][0]:
-        console.print(_beside(facts["requests"]))
+        console.print(_recorded_table(facts["requests"]))
     if facts["trace"] is not None and len(facts["requests"]) > 1:
         console.print(f"{facts['trace']} has the first request", soft_wrap=True, markup=False)
 
@@ -57,7 +57,7 @@ def _rows(facts: dict[str, Any]) -> Iterator[tuple[str, str]]:
         yield "routes", facts["routes"]
     if facts["route_model"] is not None:
         yield "routes", _ROUTES.get(facts["route_model"], f"drawn like those of models/{facts['route_model']}")
-    slots = f"{facts['slots']} slot{'s' * (facts['slots'] > 1)} each"
+    slots = f"{count_text(facts['slots'], 'slot')} each"
     stay = {"none": "", "all": ", experts stay"}.get(facts["residency"], f", residency {facts['residency']}")
     if facts["host_slots"] is not None:
         stay += f", host memory for {facts['host_slots']} experts each ({facts['host_residency']})"
@@ -75,22 +75,7 @@ def _rows(facts: dict[str, Any]) -> Iterator[tuple[str, str]]:
     yield "first token", f"{facts['ttft_s']:.3f} s{average}, prefill {facts['prefill']}"
     rate = facts["decode_tokens_per_s"]
     if rate is not None:
-        yield "decoding", f"{rate:.2f} tokens/s{by_luck(facts['luck'])}{', all requests together' * several}"
-        if several:
-            gap = facts["token_gap_s"]
-            yield "next token", f"after {gap['median']:.3f} s (median), {gap['worst']:.3f} s at worst"
-        if facts["rows_a_pass"] is not None:
-            yield "drafts", _drafts(facts)
-        yield "loads", f"{facts['loads_a_token']:.1f} per token, {facts['reloads_a_token']:.1f} of them reloads"
-        if facts["loads_from_memory"] is not None:
-            yield "host memory", f"{facts['loads_from_memory']:.1%} of all loads found their expert there, not on disk"
-        if facts["hit_rate"] is not None and facts["residency"] != "none":
-            yield "hits", f"{facts['hit_rate']:.1%} of the experts used were in a slot when the gate fired"
-        if facts["misses_a_token"] is not None and facts["residency"] != "none":
-            yield "misses", _misses(facts["misses_a_token"])
-        if several and facts["experts_a_layer"] is not None:
-            each = f"{facts['tokens_a_step']:.1f} tokens need {facts['experts_a_layer']:.2f} of {model['experts']}"
-            yield "step", f"{each} experts in a layer"
+        yield from _decode_rows(facts, rate)
     yield "overall", f"{facts['tokens_per_s']:.2f} tokens/s"
     if facts["recall"] is not None:
         yield "recall", f"{facts['recall']:.2%}"
@@ -98,6 +83,27 @@ def _rows(facts: dict[str, Any]) -> Iterator[tuple[str, str]]:
         chance = facts["bound"] == "shadow" and facts["predictor"] != "sep"  # there is no shadow
         yield "bottleneck", "wrong predictions" if chance else facts["bound"]
     yield "simulated in", f"{facts['wall_s']:.2f} s"
+
+
+def _decode_rows(facts: dict[str, Any], rate: float) -> Iterator[tuple[str, str]]:
+    """`rate`: tokens/s."""
+    several = len(facts["requests"]) > 1
+    yield "decoding", f"{rate:.2f} tokens/s{by_luck(facts['luck'])}{', all requests together' * several}"
+    if several:
+        gap = facts["token_gap_s"]
+        yield "next token", f"after {gap['median']:.3f} s (median), {gap['worst']:.3f} s at worst"
+    if facts["rows_a_pass"] is not None:
+        yield "drafts", _drafts(facts)
+    yield "loads", f"{facts['loads_a_token']:.1f} per token, {facts['reloads_a_token']:.1f} of them reloads"
+    if facts["loads_from_memory"] is not None:
+        yield "host memory", f"{facts['loads_from_memory']:.1%} of all loads found their expert there, not on disk"
+    if facts["hit_rate"] is not None and facts["residency"] != "none":
+        yield "hits", f"{facts['hit_rate']:.1%} of the experts used were in a slot when the gate fired"
+    if facts["misses_a_token"] is not None and facts["residency"] != "none":
+        yield "misses", _misses(facts["misses_a_token"])
+    if several and facts["experts_a_layer"] is not None:
+        each = f"{facts['tokens_a_step']:.1f} tokens need {facts['experts_a_layer']:.2f} of {facts['model']['experts']}"
+        yield "step", f"{each} experts in a layer"
 
 
 def by_luck(share: float | None) -> str:
@@ -129,7 +135,7 @@ def _requests(facts: dict[str, Any]) -> str:
     return f"{found}, dense layers {'together' if facts['batch_dense'] else 'one by one'}"
 
 
-def _where(what: str, where: dict[str, float], causes: dict[str, str]) -> Iterator[str]:
+def _time_lines(what: str, where: dict[str, float], causes: dict[str, str]) -> Iterator[str]:
     """The time of a decode token or step, by cause."""
     whole, wide = sum(where.values()), max(map(len, causes.values()))
     yield f"a decode {what}: {whole:.1f} ms"
@@ -138,7 +144,7 @@ def _where(what: str, where: dict[str, float], causes: dict[str, str]) -> Iterat
         yield f"  {words:<{wide}}  {where[cause]:8.2f} ms  {share:6.1%}  {'█' * round(BAR * share)}".rstrip()
 
 
-def _beside(requests: list[dict[str, Any]]) -> Table:
+def _recorded_table(requests: list[dict[str, Any]]) -> Table:
     """The simulated and the recorded speed of each request."""
     table = Table(box=None, padding=(0, 1), show_header=True, header_style="")
     for name in ("request", "first token s", "recorded", "decode tokens/s", "recorded"):

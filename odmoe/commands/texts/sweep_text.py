@@ -11,13 +11,14 @@ from rich.table import Table
 from odmoe.api.simulation.sweep import Point
 
 
-def show(points: Sequence[Point]) -> None:
+def show(points: Sequence[Point], profile: str) -> None:
     """One place of load, host and batch as a table of systems and memories; of several, who wins at each."""
     console = Console(highlight=False, soft_wrap=True)
     if len({_place(one) for one in points}) > 1:
+        console.print(f"simulated: {profile}", markup=False)
         console.print(_winners(points))
         return
-    console.print(_title(points[0]), markup=False)
+    console.print(_title(points[0], profile), markup=False)
     speed = "decoding, tokens/s (*: fastest)"
     console.print(_by_memory(speed, points, lambda one: f"{one.tokens_per_s:.2f}", best=True))
     if any(one.misses_a_token is not None for one in points):
@@ -28,10 +29,10 @@ def _place(point: Point) -> tuple[float, float | None, int]:
     return point.load_ms, point.host_ms, point.batch
 
 
-def _title(point: Point) -> str:
+def _title(point: Point, profile: str) -> str:
     host = "" if point.host_ms is None else f", {point.host_ms:g} ms an expert on the host"
     several = f"{point.batch} requests at once" if point.batch > 1 else "one request at a time"
-    return f"simulated: {point.load_ms:g} ms a load{host}, {several}"
+    return f"simulated: {profile}, {point.load_ms:g} ms a load{host}, {several}"
 
 
 def _misses(point: Point) -> str:

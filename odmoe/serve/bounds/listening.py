@@ -24,7 +24,7 @@ EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 class ListeningSocket(socket.socket):
     """Takes the place of another one, which is closed. asyncio accepts as many connections at a time as may wait for
-    it, and where no file is left, it reports each of these."""
+    it, and if no file is left, it reports each of these."""
 
     def __init__(self, bound: socket.socket, on_exhausted: Callable[[], None]) -> None:
         """`on_exhausted`: no file is left."""
@@ -34,7 +34,7 @@ class ListeningSocket(socket.socket):
         self._accepted, self._rests_until = 0, 0.0
 
     def accept(self) -> tuple[socket.socket, Any]:
-        """Raises BlockingIOError where none waits, or others have to have a turn."""
+        """Raises BlockingIOError if none waits, or others have to have a turn."""
         self._accepted += 1
         if self._accepted > AT_ONCE or time.monotonic() < self._rests_until:
             self._accepted = 0

@@ -37,7 +37,7 @@ class Memory:
         return self._total
 
     def open(self, give_up: Callable[[ApiError], None]) -> Held:
-        """For a request that holds nothing yet. `give_up`: called from any thread where it has to give way."""
+        """For a request that holds nothing yet. `give_up`: called from any thread if it has to give way."""
         held = Held(self, give_up)
         with self._lock:
             self._holders.add(held)

@@ -15,7 +15,7 @@ from typing import Protocol
 
 SPARE = 16
 """Places beyond the others. Only what watches the service is answered there."""
-TELL_S = 60.0
+NOTIFY_S = 60.0
 """Least time between two lines of the log about connections that were closed or refused."""
 IPV6_NETWORK = 64
 """Bits of an IPv6 address that tell one customer from another."""
@@ -64,7 +64,7 @@ class Places:
         self._spare = _Crowd("")
         self._of: dict[Occupant, _Crowd] = {}
         self._numbers = itertools.count(1)
-        self._turned_away, self._tell_at = 0, 0.0
+        self._turned_away, self._notify_at = 0, 0.0
 
     def enter(self, one: Occupant, address: str) -> bool:
         """Give a connection a place. False: there is none, not even a spare one."""
@@ -110,10 +110,10 @@ class Places:
     def shed(self) -> None:
         """The process has no file left for another connection: close one, if any client owes something."""
         self._has_given_way(self._largest())
-        self._tell("no file is left for another connection; raise the limit of open files (ulimit -n)")
+        self._notify_seldom("no file is left for another connection; raise the limit of open files (ulimit -n)")
 
     def _largest(self) -> _Crowd:
-        """Of which most owe something. Of several, where one has owed it longest."""
+        """Of which most owe something. Of several, the one that has owed it longest."""
         return max(self._crowds.values(), key=lambda crowd: (len(crowd.owing), -crowd.first), default=self._spare)
 
     def _has_given_way(self, crowd: _Crowd) -> bool:
@@ -128,13 +128,15 @@ class Places:
     def _turn_away(self) -> None:
         self._on_refused("too_many_connections")
         self._turned_away += 1
-        self._tell(f"{len(self._of)} connections are open, of at most {self.most}, {self.most_of_address} an address")
+        self._notify_seldom(
+            f"{len(self._of)} connections are open, of at most {self.most}, {self.most_of_address} an address"
+        )
 
-    def _tell(self, text: str) -> None:
+    def _notify_seldom(self, text: str) -> None:
         now = time.monotonic()
-        if now >= self._tell_at:
+        if now >= self._notify_at:
             self._notify(f"{text}: closed or refused {self._turned_away} since the last such line")
-            self._turned_away, self._tell_at = 0, now + TELL_S
+            self._turned_away, self._notify_at = 0, now + NOTIFY_S
 
 
 def network_of(address: str) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from odmoe.response_parsing.answer_parser import AnswerParser, Delta
-from odmoe.response_parsing.parsers import joined
+from odmoe.response_parsing.parsers import join_deltas
 from odmoe.text import StoppedText
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ class AnswerReader:
         if part.finish is not None:
             found += self._parser.finish(part.reason == "length")
         self.has_calls |= any("tool_calls" in delta for delta in found)
-        return joined(found)
+        return join_deltas(found)
 
     def _marked_text(self, part: Part, marked: StoppedText) -> str:
         text = "".join(

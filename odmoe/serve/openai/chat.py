@@ -9,7 +9,7 @@ from weakref import WeakSet
 from odmoe.response_parsing.call_or_format import call_or_format
 from odmoe.response_parsing.forced import ForcedCall, forced_call
 from odmoe.response_parsing.forms import find_form, marking_tokens
-from odmoe.response_parsing.parsers import make_parser, merged
+from odmoe.response_parsing.parsers import make_parser, merge_deltas
 from odmoe.serve.openai import logprobs
 from odmoe.serve.openai.answer_reader import AnswerReader
 from odmoe.serve.openai.engine_request import EngineRequest, options_from_request
@@ -96,7 +96,7 @@ class ChatShape:
 
     def _choice(self, part: Part) -> dict[str, Any]:
         reader = self._reader(piecewise=False)
-        found = merged(reader.push(part))
+        found = merge_deltas(reader.push(part))
         content = None if reader.has_calls else ""
         return {
             "index": part.index,

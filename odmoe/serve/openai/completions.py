@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from odmoe.serve.service import Service
 
 MAX_TOKENS = 16
-"""Of an answer where the request does not say, as OpenAI has it."""
+"""Of an answer if the request does not say, as OpenAI has it."""
 
 
 def to_engine_request(service: Service, request: CompletionRequest) -> tuple[EngineRequest, list[str]]:
@@ -65,7 +65,7 @@ class CompletionShape:
         texts: list[str],
         record_id: str,
     ) -> None:
-        """`texts`: of the prompts, where they are echoed."""
+        """`texts`: of the prompts, if they are echoed."""
         self._service, self._request, self._texts = service, request, texts
         self._engine_request = engine_request
         self._offsets: dict[int, Offsets] = {}

@@ -40,7 +40,7 @@ class EngineRequest:
         return index // self.n
 
     def check_size(self, context: int) -> None:
-        """Raises ApiError where the answers may have more than `MOST_VALUES` tokens and log-probabilities."""
+        """Raises ApiError if the answers may have more than `MOST_VALUES` tokens and log-probabilities."""
         top = self.how.get("logprobs")
         each = 1 if top is None else 2 + top
         of_prompt = self.how.get("prompt_logprobs")
@@ -101,7 +101,11 @@ def options_from_request(service: Service, request: AnswerRequest) -> GenerateOp
         min_p=request.min_p or None,
         logit_bias=_biases(request.logit_bias, len(service.tokenizer)),
     )
-    how: GenerateOptions = {"sampling": plain(sampling), "stop": request.stop, "ignore_eos": request.ignore_eos}
+    how: GenerateOptions = {
+        "sampling": with_openai_defaults(sampling),
+        "stop": request.stop,
+        "ignore_eos": request.ignore_eos,
+    }
     if request.stop_token_ids:
         how["stop_token_ids"] = _token_ids(request.stop_token_ids, len(service.tokenizer))
     schema = request.response_format.text if request.response_format is not None else None
@@ -110,7 +114,7 @@ def options_from_request(service: Service, request: AnswerRequest) -> GenerateOp
     return how
 
 
-def plain(sampling: Sampling) -> Sampling:
+def with_openai_defaults(sampling: Sampling) -> Sampling:
     """Where tokens are drawn, but not with the model's own settings (`--sample`), what neither the request nor the
     service says is as OpenAI's API has it: among all tokens, by the model's probabilities."""
     if not sampling.is_random or sampling.draw:

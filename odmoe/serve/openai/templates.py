@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 def chat_text(tokenizer: Any, request: ChatRequest) -> str:
     """The chat up to where the answer begins, with the tools that are offered, and with marks (`odmoe.chat`). Raises
-    ApiError where the model has no template, or one that refuses the chat."""
+    ApiError if the model has no template, or one that refuses the chat."""
     _check_variables(tokenizer, request.chat_template_kwargs)
     return _apply_template(tokenizer, request, request.offered_tools)
 

@@ -72,7 +72,7 @@ class ActivityFeed:
 
     @contextlib.contextmanager
     def viewer(self) -> Iterator[Viewer]:
-        """Raises ApiError where there are too many."""
+        """Raises ApiError if there are too many."""
         viewer = Viewer()
         with self._lock:
             if len(self._viewers) >= VIEWERS:

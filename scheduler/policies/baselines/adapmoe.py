@@ -19,7 +19,7 @@ class Skip:
     """A row skips its least experts while their weight together stays below `threshold` of the weight that all its
     chosen experts have. The best is never skipped (AdapMoE, "adaptive expert gating").
 
-    AdapMoE skips the second of two where its part of the weight is small: the error of dropping a part 1 - a of the
+    AdapMoE skips the second of two if its part of the weight is small: the error of dropping a part 1 - a of the
     weight is about (1 - a)^2 times a layer's sensitivity. Assumed: one threshold for all layers, as in its released
     runtime, since a layer's sensitivity (the trace of a Fisher matrix) needs gradients. Of more than two experts the
     skipped parts are added. Resident experts are skipped like others.

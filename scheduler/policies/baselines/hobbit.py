@@ -103,7 +103,7 @@ class Multidimensional(ResidencyBase):
     Assumed: the weights (`Weights`), which the paper finds on a calibration set and does not print. One cache for both
     forms, where the paper has one for each: here every slot has room for the full form. A pass over a prompt counts as
     one token, as does each pass of several requests, and each of their prompts begins the counts anew. A use needs the
-    full form where the precision asks for it, in whatever form the expert is held. Of equals the one that has been
+    full form if the precision asks for it, in whatever form the expert is held. Of equals the one that has been
     unneeded for longest is evicted.
     """
 
@@ -134,7 +134,7 @@ class Multidimensional(ResidencyBase):
         self._full_uses[expert] += form == FULL
 
     def priority(self, expert: ExpertId, incoming: ExpertId) -> float:
-        """Of an expert in a slot, where `incoming` is to be loaded."""
+        """Of an expert in a slot, if `incoming` is to be loaded."""
         layers, tokens = len(self._ordinal), max(1, self._tokens)
         counts = self._last.get(expert, 0), self._uses[expert], self._full_uses[expert]
         nearness = 1 - (self._ordinal[expert.layer] - self._ordinal[incoming.layer]) % layers / layers

@@ -51,7 +51,7 @@ class RequestTraces(PredictorBase):
         super().__init__(shape)
         self._ordinal = {layer: ordinal for ordinal, layer in enumerate(shape.layers)}
         self._stored = np.zeros((0, len(shape.layers), shape.experts), dtype=np.float32)
-        """Each layer's counts as a unit vector, or zeros where the layer was never reached."""
+        """Each layer's counts as a unit vector, or zeros if the layer was never reached."""
         self._open: dict[int, _OpenRequest] = {}
 
     def on_pass_begun(self, visit: Visit, tokens: int, prefill: bool) -> Iterable[Forecast]:

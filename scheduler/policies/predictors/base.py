@@ -1,4 +1,4 @@
-"""Predictors: which experts a pass will need, where the shadow does not predict them."""
+"""Predictors: which experts a pass will need, if the shadow does not predict them."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Predictor(Protocol):
         """A pass of `tokens` tokens begins. `visit`: its first MoE layer."""
 
     def on_gate_fired(self, visit: Visit, rows: Mapping[int, int], scores: Scores, prefill: bool) -> Iterable[Forecast]:
-        """A gate has fired. `rows`: chosen expert -> its rows. `scores`: empty where the core does not get them."""
+        """A gate has fired. `rows`: chosen expert -> its rows. `scores`: empty if the core does not get them."""
 
     def on_foreseen(self, visit: Visit, scores: Scores, resident: Collection[int], prefill: bool) -> Iterable[Forecast]:
         """The main model's foresight for `visit`. `resident`: experts of that layer in a slot or in flight."""

@@ -166,7 +166,7 @@ class ShallowARC(MeasuredShares):
     not prefetched) and from the budget (the misses of each layer's share), so no whole layer starves the rest. Both
     are measured while decoding; the boundary is 0 before, and set again every `PERIOD` passes.
 
-    Where some layer's share would not hold a token's experts, slots for two tokens' experts are in no share: this
+    If some layer's share would not hold a token's experts, slots for two tokens' experts are in no share: this
     layer's, and those that are prefetched for the next one.
     """
 

@@ -41,7 +41,7 @@ class Residency(Protocol):
 
     def on_gate_fired(self, visit: Visit, rows: Mapping[int, int], scores: Scores, prefill: bool) -> None:
         """A gate has fired, before anything is decided. `rows`: chosen expert -> its rows. `scores`: of every row, or
-        empty where the core does not get them."""
+        empty if the core does not get them."""
 
     def on_used(self, worker: int, expert: ExpertId, hit: bool, form: str) -> None:
         """The rows of a chosen expert are sent to it; it is in a slot or in flight. `hit`: no load began for this use.
@@ -57,7 +57,7 @@ class Residency(Protocol):
         """Which of `evictable` is evicted for `incoming`. None: none; it waits for a free slot.
 
         `evictable`: not empty; kept experts that nothing needs, longest unneeded first. For an expert that a gate has
-        chosen the core evicts the first in spite of None where nothing on that worker would ever leave.
+        chosen the core evicts the first in spite of None if nothing on that worker would ever leave.
         """
 
     def warm(self, slots: int) -> Iterable[ExpertId]:
@@ -143,7 +143,7 @@ class ChosenByGates:
 def kept_slots(shape: ModelShape, slots: int, passing: int = PASSING_SLOTS) -> int:
     """How many of `slots` are for experts that stay: all but `passing`, and at least half.
 
-    All of them where every expert has a slot.
+    All of them if every expert has a slot.
     """
     if slots >= sum(shape.count(ordinal) for ordinal in range(len(shape.layers))):
         return slots

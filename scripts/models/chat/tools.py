@@ -41,7 +41,7 @@ def _tool(name: str, parameter: str, description: str) -> dict[str, Any]:
 
 
 def offer(rng: random.Random) -> list[dict[str, Any]]:
-    """One of the tools or both; the one for the weather comes first where it is there."""
+    """One of the tools or both; the one for the weather comes first if it is there."""
     weather = _tool(
         rng.choice(WEATHER_NAMES), rng.choice(PLACES), rng.choice(("Weather of a city", "Get the current weather", ""))
     )

@@ -63,7 +63,7 @@ def plan(bench: Bench, args: Any) -> list[Cell]:
 
 
 def between(drawn: list[str]) -> list[str]:
-    """The reference before and after each of the others; as drawn where it is not among them."""
+    """The reference before and after each of the others; as drawn if it is not among them."""
     if REFERENCE not in drawn:
         return drawn
     others = [name for name in drawn if name != REFERENCE]

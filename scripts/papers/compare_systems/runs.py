@@ -33,18 +33,18 @@ def ratios(rows: Rows) -> dict[tuple[str, int, str], list[float]]:
     }
 
 
-def stated(rows: Rows, budget: int, system: str, runs: int) -> Interval:
+def stated_interval(rows: Rows, budget: int, system: str, runs: int) -> Interval:
     """What the docs state: over the first `runs` of them."""
     found = ratios(rows)
     return Interval.over_runs(found[file, budget, system] for file in files_of(rows)[:runs])
 
 
-def checked(rows: Rows, budget: int, runs: int) -> list[dict[str, bool]]:
+def later_checks(rows: Rows, budget: int, runs: int) -> list[dict[str, bool]]:
     """Of each run after the first `runs`, its systems: whether the median lies within what those state."""
     files, found = files_of(rows), ratios(rows)
     return [
         {
-            system: Interval.of(found[file, budget, system]).median in stated(rows, budget, system, runs)
+            system: Interval.of(found[file, budget, system]).median in stated_interval(rows, budget, system, runs)
             for system in stated_systems(rows, budget, runs)
             if (file, budget, system) in found
         }
@@ -52,7 +52,7 @@ def checked(rows: Rows, budget: int, runs: int) -> list[dict[str, bool]]:
     ]
 
 
-def alike(rows: Rows, budget: int, runs: int) -> dict[str, bool]:
+def agreeing(rows: Rows, budget: int, runs: int) -> dict[str, bool]:
     """Each system: whether the median of each of the first `runs` lies within the own interval of each other one."""
     files, found = files_of(rows)[:runs], ratios(rows)
     return {
@@ -73,7 +73,7 @@ def stated_systems(rows: Rows, budget: int, runs: int) -> list[str]:
     return [name for name in names if all((file, budget, name) in found for file in files_of(rows)[:runs])]
 
 
-def repeated(rows: Rows, budget: int, runs: int) -> str:
+def runs_table(rows: Rows, budget: int, runs: int) -> str:
     """In Markdown: each system's ratio in the first `runs`, what they state together, and the runs after them, which
     are to lie within; beneath, how fast the machine was."""
     files = files_of(rows)
@@ -81,7 +81,7 @@ def repeated(rows: Rows, budget: int, runs: int) -> str:
     lines = [["system", *heads[:runs], "stated", *heads[runs:]]]
     of = {(row["file"], row["system"]): row for row in rows if row["budget"] == budget}
     for system in stated_systems(rows, budget, runs):
-        whole = stated(rows, budget, system, runs)
+        whole = stated_interval(rows, budget, system, runs)
         first = [cell(of.get((file, system)), "tpot") for file in files[:runs]]
         lines.append(
             [system, *first, str(whole), *(cell(of.get((file, system)), "tpot", whole) for file in files[runs:])]
@@ -94,15 +94,15 @@ def repeated(rows: Rows, budget: int, runs: int) -> str:
 
 
 def cell(row: dict[str, Any] | None, short: str, whole: Interval | None = None) -> str:
-    """The ratio of a row's time (`short`: tpot or ttft) with its interval, marked where others used the processor
-    meanwhile, and where the median is not within the `whole`."""
+    """The ratio of a row's time (`short`: tpot or ttft) with its interval, marked if others used the processor
+    meanwhile, and if the median is not within the `whole`."""
     if row is None or not row.get(f"{short}_ratio_by_prompt"):
         return "-"
     found, busy = Interval.of(row[f"{short}_ratio_by_prompt"]), mark(row.get(f"{short}_others_cores"))
     return f"{found}{busy}{'' if whole is None or found.median in whole else OUTSIDE}"
 
 
-def beside(rows: Rows, short: str = "tpot", across: str = "budget", head: str = "{} %") -> str:
+def ratios_table(rows: Rows, short: str = "tpot", across: str = "budget", head: str = "{} %") -> str:
     """In Markdown: the ratios of two runs beside each other, by system and each budget that both have, and those that
     differ: a median that is outside the other run's interval. `across`: a field in place of the budget."""
     found = {(row["file"], row[across], row["system"]): row for row in rows if row.get(f"{short}_ratio_by_prompt")}

@@ -65,7 +65,7 @@ TOGETHER = ("token_s", "requests_per_step")
 
 
 def middle(values: Iterable[float | None]) -> float | None:
-    """Their median; None where there are none."""
+    """Their median; None if there are none."""
     known = [value for value in values if value is not None]
     return statistics.median(known) if known else None
 
@@ -187,7 +187,7 @@ def interval(name: str) -> Any:
 
 
 def milliseconds(name: str, form: str) -> Any:
-    """A time as text, marked where others used the processor."""
+    """A time as text, marked if others used the processor."""
 
     def text(row: dict[str, Any]) -> str | None:
         return None if row.get(name) is None else f"{1e3 * row[name]:{form}}{mark(row.get('others_cores'))}"
@@ -268,7 +268,7 @@ def tables(rows: list[dict[str, Any]], total: bool = False, batch: int = 1) -> N
 
 
 def picture(rows: list[dict[str, Any]], args: Any) -> Any:
-    """TPOT (of on-demand's, where that is among the systems) over budget with the hit rate beneath it; a column a
+    """TPOT (of on-demand's, if that is among the systems) over budget with the hit rate beneath it; a column a
     paper, two rows a model."""
     times = ("tpot_s", 1e3, "time per token, ms")
     if "on-demand" in {row["system"] for row in rows}:

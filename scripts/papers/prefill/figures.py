@@ -31,7 +31,7 @@ COLOURS = ((BLUE, "o"), (AMBER, "s"), (RED, "D"), (PURPLE, "^"))
 
 
 def row_of(fixed: dict[str, Any], answers: list[dict[str, Any]], ratios: list[float | None]) -> dict[str, Any]:
-    """One system at one length: medians over prompts. `ratios`: each answer's time over on-demand's, None where there
+    """One system at one length: medians over prompts. `ratios`: each answer's time over on-demand's, None if there
     is nothing next to it. What refuses to be has `refused`."""
     refused = next((one["refused"] for one in answers if "refused" in one), None)
     if refused is not None:
@@ -73,8 +73,8 @@ def text(rows: Sequence[Row]) -> str:
 
 def wide(rows: list[dict[str, Any]]) -> str:
     """In Markdown, a line a system and a column a length: seconds, and in parentheses the part of on-demand's; of
-    measured times it follows a colon, with its interval, marked where others used the processor. At the longest prompt
-    also how busy the link and the host were, where that is known."""
+    measured times it follows a colon, with its interval, marked if others used the processor. At the longest prompt
+    also how busy the link and the host were, if that is known."""
     lengths = sorted({row["prompt_tokens"] for row in rows})
     of = {(row["system"], row["prompt_tokens"]): row for row in rows}
 

@@ -12,7 +12,7 @@ import pytest
 
 import odmoe
 from odmoe.clusters.embedded import EmbeddedCluster
-from scheduler.errors import ClusterError, ConfigError, PromptError, RequestError
+from scheduler.errors import ClusterError, ConfigError, RequestError
 
 Expected = Callable[[str, int], tuple[list[int], str]]
 PROMPT = "HAMLET: To be, or not"
@@ -102,14 +102,6 @@ def test_stop_texts_one_or_several(model: odmoe.Model, expected: Expected) -> No
 def test_wrong_options_are_named(model: odmoe.Model, options: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         model.generate(PROMPT, **options)
-
-
-def test_wrong_prompts(model: odmoe.Model) -> None:
-    for prompt, message in (("", "the prompt is empty"), ([], "the prompt is empty"), ([10**6], "has token 1000000")):
-        with pytest.raises(PromptError, match=message):
-            model.generate(prompt, max_new_tokens=2)
-    with pytest.raises(PromptError, match="neither text nor a list of token ids"):
-        model.generate(["to", "be"], max_new_tokens=2)  # type: ignore[list-item]
 
 
 def test_an_answer_is_given_up_from_another_thread(model: odmoe.Model) -> None:

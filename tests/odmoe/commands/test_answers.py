@@ -97,6 +97,13 @@ def test_the_prompt_may_come_from_standard_input(cli: CommandLine, demo: Path, e
     assert (answer.code, answer.out) == (0, expected(prompt, 8)[1] + "\n")
 
 
+def test_an_answer_that_ends_at_the_default_limit_says_so(cli: CommandLine, demo: Path) -> None:
+    line = "the answer ends at 128 tokens, the default limit; -n N sets another one"
+    common = ("generate", "-m", str(demo), *LITTLE, "--ignore-eos", PROMPT)
+    assert cli(*common).err.splitlines()[-1] == line
+    assert line not in cli(*common, "-n", "2").err
+
+
 def test_a_budget_keeps_room_for_one_request(cli: CommandLine, demo: Path, tmp_path: Path) -> None:
     """A prompt alone needs one KV cache; prompts of a file may need all that --parallel allows."""
     file = tmp_path / "prompts.txt"
@@ -111,22 +118,6 @@ def test_a_store_may_be_the_model(cli: CommandLine, demo_store: Any, expected: E
     store = demo_store("bfloat16")
     answer = cli("generate", "-q", "-m", str(store.path), "-n", "8", *LITTLE, PROMPT)
     assert (answer.code, answer.out) == (0, expected(PROMPT, 8)[1] + "\n")
-
-
-def test_shard(cli: CommandLine, tiny: Path, tmp_path: Path) -> None:
-    where = tmp_path / "store"
-    first = cli("shard", str(tiny), str(where))
-    assert (first.code, first.out) == (0, "")
-    for word in (str(where), "mixtral", "float32"):
-        assert word in first.err.replace("\n", "")
-    assert "has no tokenizer" in first.err
-    again = cli("shard", "--json", str(tiny), str(where))
-    assert again.code == 0
-    assert again.err.startswith(f"{tiny} has no tokenizer")
-    assert again.err.count("\n") == 1
-    facts = json.loads(again.out)
-    assert (facts["store"], facts["dtype"], facts["moe_layers"], facts["experts"]) == (str(where), "float32", 2, 3)
-    assert facts["all_expert_bytes"] == 6 * facts["expert_bytes"]
 
 
 @pytest.mark.parametrize("command", [[], ["generate"], ["shard"]])

@@ -87,6 +87,16 @@ def test_nothing_else_is_removed(cli: CommandLine, tiny: Path, name: str) -> Non
     assert listed(cli) == before
 
 
+def test_a_damaged_or_unfinished_store_is_listed_and_removed(cli: CommandLine, tiny: Path) -> None:
+    store = prepare_store(str(tiny), None, None).path
+    (store / "manifest.json").write_text("{")
+    shutil.copytree(store, store.with_name(".half.partial"))
+    for name, format in ((store.name, "damaged"), (".half.partial", "unfinished")):
+        assert listed(cli)[name]["format"] == format
+        assert cli("rm", name, "-y").code == 0
+    assert {one["kind"] for one in listed(cli).values()} == {"shipped"}
+
+
 def test_it_asks_first(cli: CommandLine, tiny: Path) -> None:
     store = prepare_store(str(tiny), None, None).path
     check_one_line(cli("rm", store.name, stdin=b"y\n"), 2, "ConfigError", ["no terminal", "-y"])

@@ -110,15 +110,6 @@ def test_as_generate_ends(
     assert last.report.finish == "stop_text"
 
 
-@pytest.mark.slow
-def test_the_command_line_leaves_the_stop_out(cli: CommandLine, greedy: Any, demo: Path, gsm8k: list[str]) -> None:
-    _, _, whole = greedy
-    stop = whole[20:24]
-    little = ("--dtype", "float32", "--shadow", "none", "--workers", "2", "--threads", "1")
-    answer = cli("generate", "-q", "-m", str(demo), "-n", str(COUNT), *little, "--stop", stop, gsm8k[1])
-    assert (answer.code, answer.out) == (0, whole[: whole.find(stop)] + "\n")
-
-
 def test_the_stopper_reads_the_model(demo: Path) -> None:
     tokenizer = AutoTokenizer.from_pretrained(demo)
     stopped = make_stopper(demo)(("two",), [])

@@ -24,7 +24,7 @@ def test_the_table_in_a_terminal(cluster: ClusterFile) -> None:
     console = Console(file=out, force_terminal=True, width=160)
     table = HostTable(console, cluster)
     with table.show():
-        table.see(
+        table.update(
             snapshot(
                 cluster,
                 ["ready", "lost", "ready", "starting"],
@@ -45,7 +45,7 @@ def test_a_terminal_has_a_line_a_host_and_cuts_no_figure(cluster: ClusterFile, w
     full = {"loader": "memory", "load_bytes_per_s": 12.34e9, "round_trip_s": 0.01234, "device": "AMD EPYC, 2 cores"}
     why = "it does not answer ssh; see that it is switched on, that its cable is in and that no firewall is in between"
     odd = {"store": "a-model-bfloat16-2-0123456789abcdef", "ray": "missing", "state": "unreachable", "detail": why}
-    table.see(snapshot(cluster, ["ready"] * 4, **{"worker-0": full, "worker-1": full | odd}))
+    table.update(snapshot(cluster, ["ready"] * 4, **{"worker-0": full, "worker-1": full | odd}))
     console.print(table.draw())
     lines = out.getvalue().splitlines()
     assert max(map(len, lines)) <= width

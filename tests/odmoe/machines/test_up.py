@@ -26,7 +26,7 @@ def test_a_cluster_file_has_the_number_of_workers(
     monkeypatch.setenv("HOME", str(tmp_path))
     (tmp_path / ".ssh").mkdir()
     (tmp_path / ".ssh" / "odmoe").touch()
-    monkeypatch.setattr(module, "prepare_store", lambda *_: store)
+    monkeypatch.setattr(module, "store_of", lambda *_: store)
     monkeypatch.setattr(module, "_check_model", lambda *_: None)
     monkeypatch.setattr(module.Claims, "settle", lambda *_: None)
     steps = ("_make_keys", "_claim", "_push_keys", "_push_store", "_ray")

@@ -10,7 +10,7 @@ import pytest
 
 from odmoe.response_parsing.forced import forced_call
 from odmoe.response_parsing.forms import find_form
-from odmoe.response_parsing.parsers import make_parser, merged
+from odmoe.response_parsing.parsers import make_parser, merge_deltas
 from support.chats.answers import plain, read, tokenizer_of
 from support.chats.families import FAMILIES
 
@@ -39,7 +39,7 @@ def test_the_guided_answer_is_a_call(family: str, count: int) -> None:
     for piecewise in (False, True):
         parser = make_parser(form, "", TOOLS, piecewise=piecewise, forced=forced)
         deltas = [delta for char in json.dumps(answer) for delta in parser.push(char)] + parser.finish(False)
-        assert plain(merged(deltas)) == {"tool_calls": [("grow", ARGUMENTS)]}
+        assert plain(merge_deltas(deltas)) == {"tool_calls": [("grow", ARGUMENTS)]}
 
 
 @pytest.mark.parametrize("wrong", [{"root": 5}, {"root": {"left": {"value": "x"}}}, {}])

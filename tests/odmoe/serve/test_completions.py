@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from main_node.sampling import GREEDY, Sampling
 from odmoe.serve import routes
 from odmoe.serve.api_error import ApiError
-from odmoe.serve.openai.engine_request import MOST_VALUES, EngineRequest, plain
+from odmoe.serve.openai.engine_request import MOST_VALUES, EngineRequest, with_openai_defaults
 from odmoe.serve.writers import OpenAIWriter
 from support.cases import slow_except
 from support.machines.http_service import Served
@@ -156,9 +156,9 @@ def test_a_temperature_alone_draws_among_all_tokens(client: OpenAI) -> None:
 
 def test_with_the_models_own_settings_nothing_is_filled_in() -> None:
     own = Sampling(draw=True, top_p=0.5)
-    assert plain(own) is own
-    assert plain(Sampling(temperature=0, top_p=0.5)).top_k is None
-    assert plain(Sampling(top_p=0.5, seed=1)) == Sampling(temperature=1.0, top_k=0, top_p=0.5, seed=1)
+    assert with_openai_defaults(own) is own
+    assert with_openai_defaults(Sampling(temperature=0, top_p=0.5)).top_k is None
+    assert with_openai_defaults(Sampling(top_p=0.5, seed=1)) == Sampling(temperature=1.0, top_k=0, top_p=0.5, seed=1)
 
 
 @pytest.mark.parametrize("stop", slow_except([["xyz", "City"]], ["\n", ["xyz", "City"]]), ids=str)

@@ -143,17 +143,3 @@ def test_an_answers_first_space(client: OpenAI, model: Model) -> None:
     assert "".join(text for text, _ in found) == tokenizer.decode(
         [*tokenizer("bab")["input_ids"], *(token for _, token in found)], skip_special_tokens=True
     ).removeprefix("bab")
-
-
-def test_a_character_of_several_tokens_arrives_whole(client: OpenAI, model: Model) -> None:
-    """The prompt has its first three bytes, the answer the fourth and whatever follows."""
-    tokenizer = model.opened.tokenizer
-    spelled = tokenizer.convert_tokens_to_ids([f"<0x{byte:02X}>" for byte in "😀".encode()])
-    if spelled[0] == 0:
-        pytest.skip("its vocabulary has no bytes")
-    word = tokenizer.convert_tokens_to_ids("▁bab")
-    asked: Any = {"model": NAME, "prompt": [1, word, *spelled[:3]], "logprobs": 0}
-    bias = {str(spelled[3]): 100}
-    assert client.completions.create(max_tokens=1, logit_bias=bias, **asked).choices[0].text == "😀"
-    events = list(client.completions.create(max_tokens=1, logit_bias=bias, stream=True, **asked))
-    assert "".join(event.choices[0].text for event in events) == "😀"

@@ -10,7 +10,7 @@ from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast
 
 from odmoe.response_parsing.forms import find_form
-from odmoe.response_parsing.parsers import joined, make_parser, merged
+from odmoe.response_parsing.parsers import join_deltas, make_parser, merge_deltas
 from support.chats.families import FAMILIES, TOOLS
 
 SCHEMA = {
@@ -33,8 +33,8 @@ def read(family: str, prompt: str, parts: list[str], piecewise: bool, cut: bool 
     form = find_form(tokenizer_of(FAMILIES[family].template))
     parser = make_parser(form, prompt, how.pop("tools", TOOLS), piecewise=piecewise, **how)
     deltas = [delta for part in parts for delta in parser.push(part)] + parser.finish(cut)
-    assert merged(joined(deltas)) == merged(deltas)
-    return merged(deltas)
+    assert merge_deltas(join_deltas(deltas)) == merge_deltas(deltas)
+    return merge_deltas(deltas)
 
 
 def plain(message: dict[str, Any]) -> dict[str, Any]:

@@ -110,11 +110,6 @@ class Seen:
         return self.times[-2] - self.times[-3]
 
     @property
-    def closing_s(self) -> float:
-        """From the last token to the end."""
-        return self.times[-1] - self.times[-2]
-
-    @property
     def calls_itself_exact(self) -> bool:
         return bool(self.report and self.report.exact)
 

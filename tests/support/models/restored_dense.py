@@ -7,8 +7,6 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file
 
-BITS_OF = {"int8": 8, "int4": 4}
-
 
 def restored_weights(dense: Path, kept: str) -> dict[str, torch.Tensor]:
     """Parameter -> float32 [out, in]. `dense`: the folder in the store.

@@ -246,12 +246,11 @@ def test_run_is_a_login_there(running: Bed) -> None:
 def test_a_slow_link_is_slow_each_way_and_counted(running: Bed) -> None:
     running.do("rate", "worker-0", "100mbit")
     before = {row["host"]: row for row in json.loads(running.do("status", "--json"))["hosts"]}["worker-0"]
-    found = json.loads(running.do("measure", "main", "worker-0", "--seconds", "1.5", "--json"))
+    found = json.loads(running.do("measure", "main", "worker-0", "--json"))
     after = {row["host"]: row for row in json.loads(running.do("status", "--json"))["hosts"]}["worker-0"]
-    for way in found["ways"]:
-        assert 0.05 < way["gbit_s"] < 0.105, way
-    for counter, way in zip(("received_bytes", "sent_bytes"), found["ways"], strict=True):
-        assert way["bytes"] < after[counter] - before[counter] < 1.5 * way["bytes"]
+    for way, counter in (("to", "received_bytes"), ("from", "sent_bytes")):
+        assert 50e6 < found[way] < 105e6, found
+        assert after[counter] - before[counter] > 4e6, "in most of a second"
     assert "100mbit" in running.do("status")
     assert "allowed" in running.do("rate", "worker-0", "fast", code=1)
 

@@ -135,7 +135,8 @@ def test_the_command_writes_points_and_marks_the_fastest(cli: CommandLine, tmp_p
 def test_of_several_places_the_winners_are_listed(cli: CommandLine) -> None:
     answer = cli("simulate", *FLAGS, "--compare", f"lru,{HOSTED}", "--device-memory", "25%", "--host-ms", "0.01,1000")
     assert answer.code == 0, answer.err
-    fastest = {line.split()[1]: line.split()[4] for line in answer.out.splitlines()[1:]}
+    fastest = {line.split()[1]: line.split()[4] for line in answer.out.splitlines()[2:]}
+    assert answer.out.startswith("simulated: rtx3090-pcie3\n")
     assert fastest == {"0.01": HOSTED, "1e+03": "lru"}
 
 

@@ -187,6 +187,11 @@ def test_defaults_that_a_system_decides_are_said(cli: CommandLine, monkeypatch: 
     assert "Workers (default: system's or profile's)" in cli("simulate", "--help").out
 
 
+@pytest.mark.parametrize(("command", "default"), [("generate", "auto"), ("up", "od-moe"), ("verify", "od-moe")])
+def test_the_systems_default_is_that_of_the_command(command: str, default: str, cli: CommandLine) -> None:
+    assert f"Preset of policies (default: {default})" in cli(command, "--help").out
+
+
 def test_a_command_imports_none_of_the_others() -> None:
     code = (
         "import sys\nfrom odmoe.command_line import run\nsys.argv = ['odmoe', 'systems']\nrun()\n"

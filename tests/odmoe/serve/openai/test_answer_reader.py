@@ -12,7 +12,7 @@ from transformers import PreTrainedTokenizerFast
 from main_node.answer import Step
 from odmoe.api.text_answer import Piece
 from odmoe.response_parsing.forms import HARMONY_MARKS, find_form, marking_tokens
-from odmoe.response_parsing.parsers import make_parser, merged
+from odmoe.response_parsing.parsers import make_parser, merge_deltas
 from odmoe.response_parsing.shown_answer import ShownAnswer
 from odmoe.serve.openai.answer_reader import AnswerReader
 from odmoe.serve.openai.parts import Part
@@ -79,7 +79,7 @@ def read(tokenizer: Any, text: str, size: int, stop: tuple[str, ...] = ()) -> tu
     for start in range(0, len(steps), size):
         part = steps[start : start + size]
         deltas += reader.push(Part(0, "", part, part[-1].finish))
-    return merged(deltas), reader.has_calls
+    return merge_deltas(deltas), reader.has_calls
 
 
 @pytest.mark.parametrize("size", [1, 3, 1000])

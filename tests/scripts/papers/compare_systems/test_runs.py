@@ -28,14 +28,14 @@ RUNS = [
 
 
 def test_a_later_run_outside_of_what_the_first_two_state_is_named() -> None:
-    table = runs.repeated(RUNS, 25, 2).splitlines()
+    table = runs.runs_table(RUNS, 25, 2).splitlines()
     assert table[0] == "| system | run 1 | run 2 | stated | run 3 |"
     assert "| smoe | 0.50 (0.48 to 0.52) | 0.60 (0.58 to 0.62) | 0.6 (0.5 to 0.6) | 0.56 (0.54 to 0.58) |" in table
     fate = (
         "| fate | 0.50 (0.48 to 0.52) | 0.50 (0.48 to 0.52) | 0.50 (0.48 to 0.52) | 0.60 (0.58 to 0.62) **outside** |"
     )
     assert fate in table
-    assert runs.checked(RUNS, 25, 2) == [{"on-demand": True, "smoe": True, "fate": False}]
+    assert runs.later_checks(RUNS, 25, 2) == [{"on-demand": True, "smoe": True, "fate": False}]
     assert not any("eap" in line for line in table), "a system of one run alone is not compared"
     assert table[-4].startswith("| static | ")
     assert table[-4].endswith(" | - |"), "the third run had not all of them"
@@ -46,29 +46,29 @@ def test_a_run_is_marked_where_others_used_the_processor() -> None:
     rows = [one | ({"tpot_others_cores": 0.3} if one["file"] == "b" else {}) for one in RUNS]
     assert any(
         "| smoe | 0.50 (0.48 to 0.52) | 0.60 (0.58 to 0.62)* |" in line
-        for line in runs.repeated(rows, 25, 2).splitlines()
+        for line in runs.runs_table(rows, 25, 2).splitlines()
     )
-    assert "0.50 (0.48 to 0.52); 0.60 (0.58 to 0.62)* **differ**" in runs.beside(
+    assert "0.50 (0.48 to 0.52); 0.60 (0.58 to 0.62)* **differ**" in runs.ratios_table(
         [one for one in rows if one["file"] in "ab"]
     )
 
 
 def test_the_runs_that_state_an_interval_lie_within_it() -> None:
     for system, medians in (("smoe", (0.5, 0.6)), ("fate", (0.5, 0.5))):
-        found = runs.stated(RUNS, 25, system, 2)
+        found = runs.stated_interval(RUNS, 25, system, 2)
         assert all(median in found for median in medians)
         assert (found.low, found.high) == (pytest.approx(min(medians) - 0.02), pytest.approx(max(medians) + 0.02))
-    assert 0.55 == pytest.approx(runs.stated(RUNS, 25, "smoe", 2).median)
+    assert 0.55 == pytest.approx(runs.stated_interval(RUNS, 25, "smoe", 2).median)
 
 
 def test_runs_are_alike_where_each_median_lies_within_the_others_interval() -> None:
-    assert runs.alike(RUNS, 25, 2) == {"on-demand": True, "smoe": False, "fate": True, "static": True}
-    assert runs.alike(RUNS, 25, 3) == {"on-demand": True, "smoe": False, "fate": False}
+    assert runs.agreeing(RUNS, 25, 2) == {"on-demand": True, "smoe": False, "fate": True, "static": True}
+    assert runs.agreeing(RUNS, 25, 3) == {"on-demand": True, "smoe": False, "fate": False}
 
 
 def test_two_runs_differ_where_a_median_is_outside_the_others_interval() -> None:
     rows = [one for one in RUNS if one["file"] in "ab"] + [row("a", "smoe", around(0.4, 0.02), 50)]
-    table = runs.beside(rows).splitlines()
+    table = runs.ratios_table(rows).splitlines()
     assert table[0] == "| system | 25 % |", "a budget of one run alone is not compared"
     assert "| smoe | 0.50 (0.48 to 0.52); 0.60 (0.58 to 0.62) **differ** |" in table
     assert "| fate | 0.50 (0.48 to 0.52); 0.50 (0.48 to 0.52) |" in table
