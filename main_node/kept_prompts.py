@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 
 from checkpoint import family
+from checkpoint.block_store import BlockStore
 from checkpoint.kv_blocks import KVBlock, are_rows_only, why_not_kept
-from main_node.block_store import BlockStore
-from main_node.prefix_cache import PrefixCache, PrefixReading
+from checkpoint.prefix_cache import PrefixCache, PrefixReading
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig

@@ -19,6 +19,7 @@ from checkpoint.generation.own_path import OwnPath
 from checkpoint.generation.rotary import Rotary
 from checkpoint.linear_batch import at_once, batch_linear
 from checkpoint.native.encoded_linear import use_fast_kernel
+from checkpoint.prefix_cache import PrefixReading
 from checkpoint.row_caches import seen_at
 from checkpoint.store import ExpertStore
 from main_node.admission import Admission, Sharing
@@ -34,7 +35,6 @@ from main_node.engine.gate_watch import GateWatch, PassMemory, needs_watch
 from main_node.engine.sequence import Sequence
 from main_node.exactness import changed_weights
 from main_node.kept_prompts import KeptPrompts
-from main_node.prefix_cache import PrefixReading
 from main_node.report import MainMemory, Report, Times, build_report
 from main_node.request import Request
 from main_node.sampling import GREEDY, Sampling
