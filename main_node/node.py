@@ -6,7 +6,7 @@ import contextlib
 import itertools
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -27,7 +27,7 @@ from main_node.answer import Answer, Step, TokenLoops, step_of
 from main_node.block import Block, row_experts
 from main_node.choosing.chooser import Chooser, Ends, check_settings
 from main_node.choosing.prompt_scores import OutputLayer, PromptScores
-from main_node.chunks import Chunks
+from main_node.chunks import Chunks, Sizes
 from main_node.drafting import Drafting
 from main_node.engine.engine import Engine
 from main_node.engine.experts import RemoteExperts
@@ -118,6 +118,7 @@ class MainNode:
         about = f"{store.manifest.model_digest}, {store.manifest.dtype}, {self.device_text}, kernel {self.kernel}"
         watched, by_length = needs_watch(engine.core.strategy), self._rotary.by_length
         self.kept = KeptPrompts(sharing.keeping, self.model.config, self.device, chunk, watched, by_length, about)
+        self.kept.join_blocks(self.model)
         engine.checks.on_wrong_outputs = self.kept.forget
         self.steps = Steps(
             engine, sharing.launch_s, self.kept.chunk, sharing.batch_dense, self._leave, self.drafting.on_step_ended
@@ -339,24 +340,24 @@ class MainNode:
         visit = t.Visit(request.number, position, 0)
         memory: PassMemory | None = None
         in_block = len(tokens) > 1 and not prefill
-        most, size = len(tokens), 0
+        most, sizes = len(tokens), Sizes(0, 0)
         if reading is not None:
-            size, most = reading.block, min(most, self.kept.most_tokens(request, reading))
+            sizes, most = self.kept.sizes(reading), min(most, self.kept.most_tokens(request, reading))
         current = _Current(visit, request.sequence.cache, in_block, request.unread_scores)
 
         def enter(one: t.Pass) -> None:
             nonlocal memory
             if memory is None and self.experts.watch is not None:
                 memory = PassMemory(final=one.tokens == len(tokens), last_rows=request.last_rows)
-            current.in_block = in_block or 0 < size < one.tokens
+            current.in_block = in_block or 0 < sizes.block < one.tokens
             current.whole = position + len(tokens) if one.tokens < len(tokens) else 0
             self._enter(current, memory)
 
         def forward(one: t.Pass) -> tuple[int, ...]:
             if in_block:
                 return self._forward_block(request, tokens, visit)
-            if 0 < size < one.tokens:
-                return self._forward_chunks(request, tokens[: one.tokens], visit, size, one.tokens == len(tokens))
+            if 0 < sizes.block < one.tokens:
+                return self._forward_chunks(request, tokens[: one.tokens], visit, sizes, one.tokens == len(tokens))
             return self._forward(request, tokens[: one.tokens], last=one.tokens == len(tokens))
 
         return PassJob(request, position, most, prefill, forward, enter)
@@ -422,15 +423,15 @@ class MainNode:
         return tuple(gained)
 
     def _forward_chunks(
-        self, request: Request, tokens: list[int], visit: t.Visit, size: int, last: bool
+        self, request: Request, tokens: list[int], visit: t.Visit, sizes: Sizes, last: bool
     ) -> tuple[int, ...]:
-        """As `_forward`, in chunks of `size` that share each layer's experts."""
+        """As `_forward`, in chunks that share each layer's experts."""
 
         def experts(layer: int, *rows: torch.Tensor, chunks: tuple[int, ...]) -> torch.Tensor:
             hidden, index, weights = rows
             return self.experts.compute(visit._replace(layer=layer), hidden, index, weights, chunks=chunks)
 
-        logits = Chunks(self._logits, tokens, request.sequence.cache, visit.position, size, experts, last).run()
+        logits = Chunks(self._logits, tokens, request.sequence.cache, visit.position, sizes, experts, last).run()
         gained = tuple(self._choose(request, row) for row in logits)
         self.engine.spans.end_pass(request.number)
         return gained
@@ -475,7 +476,7 @@ class MainNode:
     def _predictor_bytes(self) -> int:
         return self.experts.watch.nbytes if self.experts.watch is not None else 0
 
-    @property
+    @cached_property
     def weight_bytes(self) -> int:
         """Bytes of weights and buffers. Tied ones count once."""
         tensors: dict[int, torch.Tensor] = {}

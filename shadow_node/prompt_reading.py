@@ -15,8 +15,9 @@ from checkpoint.generation.rotary import Rotary
 from checkpoint.kv_blocks import KVBlock, why_not_kept
 from checkpoint.prefix_cache import PrefixCache, PrefixReading
 
-BLOCK = 128
-"""Tokens of a block. The next turn of a chat reads as many again at most, beside what is new."""
+BLOCK = 256
+"""Tokens of a block. Smaller ones make a first reading slow, as each is a pass over all weights; of larger ones, the
+next turn of a chat reads more again."""
 
 
 def kept_prompts(dense: Any, rotary: Rotary, device: str, most_bytes: int) -> PrefixCache | None:
