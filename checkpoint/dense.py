@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -140,6 +141,19 @@ def dispatch_experts(model: Any, function: Callable[[int], ExpertsFunction]) -> 
     """Let layer `l` of the model compute its experts with `function(l)`."""
     for layer, (_, module) in family.experts_modules(model).items():
         vars(module)["odmoe_dispatch"] = function(layer)
+
+
+@contextlib.contextmanager
+def experts_replaced(model: Any, function: Callable[[int], ExpertsFunction]) -> Iterator[None]:
+    """As `dispatch_experts`, for a while."""
+    modules = [module for _, module in family.experts_modules(model).values()]
+    before = [vars(module).get("odmoe_dispatch") for module in modules]
+    dispatch_experts(model, function)
+    try:
+        yield
+    finally:
+        for module, own in zip(modules, before, strict=True):
+            vars(module)["odmoe_dispatch"] = own
 
 
 def _dispatch(module: Any, hidden: torch.Tensor, index: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:

@@ -120,7 +120,7 @@ class ExpertArithmetic:
         kind = self.kind(layer)
         with self._lock:
             if kind not in self._elementwise:
-                self._elementwise[kind] = _is_elementwise(self.activation(layer), self._dtype)
+                self._elementwise[kind] = is_elementwise(self.activation(layer), self._dtype)
             return self._elementwise[kind]
 
 
@@ -137,7 +137,7 @@ def _is_rowwise(module: Any, views: Views, linear: Linear) -> bool:
     return all(torch.equal(compute(hidden[:rows], weights[:rows]), own[:rows]) for rows in PROBE_ROWS)
 
 
-def _is_elementwise(activation: Callable[[torch.Tensor], torch.Tensor], dtype: torch.dtype) -> bool:
+def is_elementwise(activation: Callable[[torch.Tensor], torch.Tensor], dtype: torch.dtype) -> bool:
     """Torch takes another function at the end of a row, and of a thread's share, than before. Of GELU, a few of all
     values of 16 bits differ. These are all compared, of wider ones some: in long rows, and in short ones."""
     if dtype.itemsize == 2:

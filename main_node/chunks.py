@@ -1,6 +1,6 @@
-"""A pass over several chunks of a prompt: each is a forward pass of its own, and they share each layer's experts.
+"""A pass over several blocks of a prompt, in chunks that are forward passes and share each layer's experts.
 
-Chunk by chunk, the model computes what it would compute if it read them one after the other, to the last bit. The
+Block by block, the model computes what it would compute if it read them one after the other, to the last bit. The
 chunks stop at each gate, in their order, until the experts of all of them have answered: an expert that several chose
 is loaded once.
 """
@@ -9,11 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 
 from checkpoint.coroutine import Coroutine
+from checkpoint.joint_blocks import in_blocks
+from checkpoint.joint_rows import LEAST_ROWS
 from checkpoint.linear_batch import at_once
 from checkpoint.row_caches import seen_at
 from main_node.block import RowGate
@@ -23,7 +25,21 @@ class Experts(Protocol):
     """Computes a layer's."""
 
     def __call__(self, layer: int, *rows: torch.Tensor, chunks: tuple[int, ...]) -> torch.Tensor:
-        """`rows`: hidden [T, H], index [T, k], weights [T, k]; `chunks`: of each row -> the outputs [T, H]."""
+        """`rows`: hidden [T, H], index [T, k], weights [T, k]; `chunks`: the block of each -> the outputs [T, H]."""
+
+
+class Sizes(NamedTuple):
+    """`block`: tokens of a block, whose rows have the bits of a pass over it alone. `chunk`: most tokens of a forward
+    pass, in whole blocks; see `checkpoint.joint_blocks`."""
+
+    block: int
+    chunk: int
+
+    def starts(self, count: int) -> list[int]:
+        """Of the forward passes over so many tokens. A last block with too few rows has one of its own."""
+        rest = count % self.block
+        own = {count - rest} if 0 < rest < LEAST_ROWS else set()
+        return sorted({*range(0, count, self.chunk), *own})
 
 
 class _Dropped(BaseException):
@@ -32,8 +48,8 @@ class _Dropped(BaseException):
 
 class Chunks:
     """`forward(tokens, cache, last)`: a chunk's pass, which returns the logits of the token after it, [1 or 0, V], if
-    it is the `last` one. `tokens`: of all chunks, the first of them at `position`, in chunks of `size`. `cache`: with
-    rows only, which each chunk appends to. `last`: the tokens end a prompt."""
+    it is the `last` one. `tokens`: of all chunks, the first of them at `position`. `cache`: with rows only, which each
+    chunk appends to. `last`: the tokens end a prompt."""
 
     def __init__(
         self,
@@ -41,18 +57,21 @@ class Chunks:
         tokens: list[int],
         cache: Any,
         position: int,
-        size: int,
+        sizes: Sizes,
         experts: Experts,
         last: bool,
     ) -> None:
         self._forward, self._experts = forward, experts
-        parts = [(tokens[at : at + size], seen_at(cache, position + at)) for at in range(0, len(tokens), size)]
+        starts = sizes.starts(len(tokens))
+        ends_at = [*starts[1:], len(tokens)]
+        parts = [(tokens[at:stop], seen_at(cache, position + at)) for at, stop in zip(starts, ends_at, strict=True)]
         ends = [False] * (len(parts) - 1) + [last]
         self._chunks = [
             Coroutine(partial(self._run_chunk, some, view, end)) for (some, view), end in zip(parts, ends, strict=True)
         ]
         self._counts = [len(some) for some, _ in parts]
-        self._numbers = tuple(number for number, count in enumerate(self._counts) for _ in range(count))
+        self._block = sizes.block
+        self._numbers = tuple(row // sizes.block for row in range(len(tokens)))
 
     def run(self) -> torch.Tensor:
         """What the pass of the last chunk returns. Run it in inference mode, once. Raises what a chunk or the experts
@@ -70,7 +89,7 @@ class Chunks:
             raise
 
     def _run_chunk(self, tokens: list[int], cache: Any, last: bool) -> torch.Tensor:
-        with at_once():
+        with at_once(), in_blocks(self._block):
             return self._forward(tokens, cache, last)
 
     def _go_on(self, values: Sequence[torch.Tensor | None]) -> list[RowGate]:

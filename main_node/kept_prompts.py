@@ -7,14 +7,16 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
 from checkpoint import family
+from checkpoint.block_store import BlockStore
+from checkpoint.joint_blocks import joint_tokens
 from checkpoint.kv_blocks import KVBlock, are_rows_only, why_not_kept
-from main_node.block_store import BlockStore
-from main_node.prefix_cache import PrefixCache, PrefixReading
+from checkpoint.prefix_cache import PrefixCache, PrefixReading
+from main_node.chunks import Sizes
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
@@ -85,7 +87,7 @@ class KeptPrompts:
         if keeping is not None and rotates_by_length:
             self.why_not = f"{config.model_type} rotates keys by factors that depend on a prompt's length"
         self._prefix: PrefixCache | None = None
-        self._together = 0
+        self._together = self._joint = 0
         self.chunk = chunk
         """`chunk`, in whole blocks."""
         if self.why_not:
@@ -106,6 +108,14 @@ class KeptPrompts:
             if reading.cache is not None:
                 sequence.cache, reading.cache = reading.cache, None
             yield reading
+
+    def join_blocks(self, model: Any) -> None:
+        """Find out how many blocks a forward pass of this model may have."""
+        if self._prefix is not None and self._together > self._prefix.block:
+            self._joint = joint_tokens(model, self._prefix.block)
+
+    def sizes(self, reading: PrefixReading) -> Sizes:
+        return Sizes(reading.block, max(reading.block, self._joint))
 
     def most_tokens(self, request: Request, reading: PrefixReading) -> int:
         """Of a pass: several blocks that share each layer's experts, or one."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 from collections.abc import Callable, Generator, Iterator
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -19,13 +19,14 @@ from checkpoint.generation.rotary import Rotary
 from checkpoint.linear_batch import at_once, batch_linear
 from checkpoint.mtp_head import MtpHead
 from checkpoint.native.encoded_linear import use_fast_kernel
+from checkpoint.prefix_cache import PrefixReading
 from checkpoint.store import ExpertStore
 from main_node.admission import Admission, Sharing
 from main_node.answer import Answer, Step, TokenLoops, step_of
 from main_node.block import Block, row_experts
 from main_node.choosing.chooser import Chooser, Ends, check_settings
 from main_node.choosing.prompt_scores import OutputLayer, PromptScores
-from main_node.chunks import Chunks
+from main_node.chunks import Chunks, Sizes
 from main_node.current import Current
 from main_node.drafting import MTP, Drafting
 from main_node.engine.engine import Engine
@@ -34,7 +35,6 @@ from main_node.engine.gate_watch import GateWatch, PassMemory, needs_watch
 from main_node.engine.sequence import Sequence
 from main_node.exactness import changed_weights
 from main_node.kept_prompts import KeptPrompts
-from main_node.prefix_cache import PrefixReading
 from main_node.report import MainMemory, Report, Times, build_report
 from main_node.request import Request
 from main_node.sampling import GREEDY, Sampling
@@ -110,6 +110,7 @@ class MainNode:
         about = f"{store.manifest.model_digest}, {store.manifest.dtype}, {self.device_text}, kernel {self.kernel}"
         watched, by_length = needs_watch(engine.core.strategy), self._rotary.by_length
         self.kept = KeptPrompts(sharing.keeping, self.model.config, self.device, chunk, watched, by_length, about)
+        self.kept.join_blocks(self.model)
         engine.checks.on_wrong_outputs = self.kept.forget
         self.steps = Steps(
             engine, sharing.launch_s, self.kept.chunk, sharing.batch_dense, self._leave, self.drafting.on_step_ended
@@ -327,24 +328,24 @@ class MainNode:
         visit = t.Visit(request.number, position, 0)
         memory: PassMemory | None = None
         in_block = len(tokens) > 1 and not prefill
-        most, size = len(tokens), 0
+        most, sizes = len(tokens), Sizes(0, 0)
         if reading is not None:
-            size, most = reading.block, min(most, self.kept.most_tokens(request, reading))
+            sizes, most = self.kept.sizes(reading), min(most, self.kept.most_tokens(request, reading))
         current = Current(visit, request.sequence.cache, in_block, request.unread_scores)
 
         def enter(one: t.Pass) -> None:
             nonlocal memory
             if memory is None and self.experts.watch is not None:
                 memory = PassMemory(final=one.tokens == len(tokens), last_rows=request.last_rows)
-            current.in_block = in_block or 0 < size < one.tokens
+            current.in_block = in_block or 0 < sizes.block < one.tokens
             current.whole = position + len(tokens) if one.tokens < len(tokens) else 0
             self._enter(current, memory)
 
         def forward(one: t.Pass) -> tuple[int, ...]:
             if in_block:
                 gained = self._forward_block(request, tokens, visit)
-            elif 0 < size < one.tokens:
-                gained = self._forward_chunks(request, tokens[: one.tokens], visit, size, one.tokens == len(tokens))
+            elif 0 < sizes.block < one.tokens:
+                gained = self._forward_chunks(request, tokens[: one.tokens], visit, sizes, one.tokens == len(tokens))
             else:
                 gained = self._forward(request, tokens[: one.tokens], last=one.tokens == len(tokens))
             drafts = request.drafts
@@ -415,15 +416,15 @@ class MainNode:
         return tuple(gained)
 
     def _forward_chunks(
-        self, request: Request, tokens: list[int], visit: t.Visit, size: int, last: bool
+        self, request: Request, tokens: list[int], visit: t.Visit, sizes: Sizes, last: bool
     ) -> tuple[int, ...]:
-        """As `_forward`, in chunks of `size` that share each layer's experts."""
+        """As `_forward`, in chunks that share each layer's experts."""
 
         def experts(layer: int, *rows: torch.Tensor, chunks: tuple[int, ...]) -> torch.Tensor:
             hidden, index, weights = rows
             return self.experts.compute(visit._replace(layer=layer), hidden, index, weights, chunks=chunks)
 
-        logits = Chunks(self._logits, tokens, request.sequence.cache, visit.position, size, experts, last).run()
+        logits = Chunks(self._logits, tokens, request.sequence.cache, visit.position, sizes, experts, last).run()
         gained = tuple(self._choose(request, row) for row in logits)
         self.engine.spans.end_pass(request.number)
         return gained
@@ -475,7 +476,7 @@ class MainNode:
         of_head = held_bytes(self._head.modules) if self._head is not None else 0
         return of_head + (self.experts.watch.nbytes if self.experts.watch is not None else 0)
 
-    @property
+    @cached_property
     def weight_bytes(self) -> int:
         """Bytes of the model's weights and buffers."""
         return held_bytes(self.model)

@@ -7,10 +7,12 @@ from typing import Any
 
 from checkpoint import kv
 from checkpoint.devices.streams import borrow
+from checkpoint.prefix_cache import PrefixCache
 from checkpoint.tensors import received_tensor
 from scheduler.alignment import AT_ONCE, LATE, Alignment
 from scheduler.departure import Rewind, ShadowSchedule
 from scheduler.errors import ProtocolError
+from shadow_node.prompt_reading import PromptReading
 from shadow_node.tokens import Tokens
 from wire.credit import message_bytes
 from wire.messages import Align, OpenRequest
@@ -23,7 +25,7 @@ copied for every pass ahead."""
 class Followed:
     """A request. All but `closed` belongs to the passes' thread."""
 
-    def __init__(self, opened: OpenRequest, cache: Any) -> None:
+    def __init__(self, opened: OpenRequest, cache: Any, kept: PrefixCache | None = None) -> None:
         policy = Alignment(opened.align_token, opened.align_kv)
         self.number = opened.request
         self.prompt = list(opened.prompt)
@@ -35,7 +37,7 @@ class Followed:
         )
         self.steps = opened.max_new_tokens
         """Its decode passes are fewer."""
-        self.cache = cache
+        self.reading = PromptReading(self.prompt, cache, kept)
         self.prefilled = False
         self.closed = False
         self.broken = False
@@ -58,6 +60,11 @@ class Followed:
         """The cache after the pass that is being repeated."""
         self._sent: dict[int, dict[int, set[int]]] = {}
         """Decode pass -> layer -> the experts that were predicted last."""
+
+    @property
+    def cache(self) -> Any:
+        """Of the tokens that it has read."""
+        return self.reading.cache
 
     # --- alignments ---------------------------------------------------------------------------------------------
 
@@ -193,9 +200,12 @@ class Followed:
         course.start()
         return self.tokens.read(step), bool(parts)
 
-    def on_prefill_ended(self, token: int) -> None:
-        self.prefilled = True
-        self.tokens.first(self.course.step, token)
+    def on_prompt_read(self, token: int) -> None:
+        """A pass of `reading` has ended with its own next token."""
+        self.reading.on_read(len(self.reading.next_tokens()))
+        if self.reading.is_complete:
+            self.prefilled = True
+            self.tokens.first(self.course.step, token)
 
     def on_pass_ended(self, token: int) -> None:
         """The pass in flight has ended with its own next token."""

@@ -16,11 +16,13 @@ from checkpoint.devices.streams import new_stream
 from checkpoint.devices.transfer import to_host, token_ids
 from checkpoint.generation.rotary import Rotary
 from checkpoint.native.parameters import ExpertParameters
+from checkpoint.prefix_cache import PrefixCache
 from checkpoint.sizes.message_limits import message_limits
 from checkpoint.store import ExpertStore
 from checkpoint.tensors import return_freed_memory
 from scheduler.errors import LaunchError, NotHeldError
 from shadow_node.layer_devices import LayerDevices
+from shadow_node.prompt_reading import kept_prompts
 from shadow_node.quantise import ShadowExperts, check_scheme, compute_dtype, module_bytes, quantise_model
 
 FREED_BYTES = 64 << 20
@@ -80,7 +82,7 @@ class ShadowModel:
                 f"{device} has no room for the shadow in {scheme}, {done} were made ({error}); give another "
                 "--shadow-device, such as cpu, or a smaller --shadow"
             ) from error
-        Rotary(self.dense)
+        self._rotary = Rotary(self.dense)
         dispatch_experts(self.dense, self._experts_of)
         self.streams = [stream for stream in map(new_stream, devices) if stream is not None]
         """Its own, so that a main model on the same devices need not wait for it, nor it for that."""
@@ -124,6 +126,10 @@ class ShadowModel:
             return self.experts[layer].forward(hidden, chosen, weights)
 
         return experts
+
+    def kept_prompts(self, most_bytes: int) -> PrefixCache | None:
+        """For the KV caches of its prompts. None: nothing is kept of them."""
+        return kept_prompts(self.dense, self._rotary, self.device, most_bytes)
 
     def new_cache(self) -> Any:
         return family.new_cache(self.dense.config)

@@ -8,6 +8,7 @@ import os
 from checkpoint.devices.inference import inference
 from checkpoint.devices.names import accelerator_name
 from checkpoint.devices.streams import on_streams
+from checkpoint.prefix_cache import PrefixCache
 from scheduler.errors import LinkError, ProtocolError
 from shadow_node.followed import Followed
 from shadow_node.model import ShadowModel
@@ -39,12 +40,20 @@ MAX_REQUESTS = 1024
 
 
 class Shadow:
-    """One shadow node. Serves one main node at a time."""
+    """One shadow node. Serves one main node at a time. `kept`: of earlier prompts."""
 
-    def __init__(self, name: str, model: ShadowModel, fingerprint: str, dtype: str, pace: Pace | None = None) -> None:
+    def __init__(
+        self,
+        name: str,
+        model: ShadowModel,
+        fingerprint: str,
+        dtype: str,
+        pace: Pace | None = None,
+        kept: PrefixCache | None = None,
+    ) -> None:
         self.name = name
         self.pace = pace or RealPace()
-        self.model = model
+        self.model, self.kept = model, kept
         self.fingerprint = fingerprint
         self.dtype = dtype
         self.cache_bytes_max = 0
@@ -66,7 +75,7 @@ class _Session(Session):
         self._shadow = shadow
         self._requests: dict[int, Followed] = {}
         self._came: runtime.SimpleQueue[tuple[float, Followed, Align | None]] = runtime.SimpleQueue()
-        """(when, request, its alignment; None: it was opened)."""
+        """(when, request, its alignment; None: it was opened or closed)."""
         self._came_bytes = 0
         """Of the alignments in `_came`."""
         self._counting = runtime.Lock()
@@ -99,7 +108,7 @@ class _Session(Session):
         elif isinstance(message, CloseRequest):
             followed = self._requests.pop(message.request, None)
             if followed is not None:
-                followed.closed = True
+                self._close(followed)
         elif isinstance(message, AskUsage):
             usage = self._shadow.model.device_bytes + self._shadow.cache_bytes_max
             self.reply.send(ShadowUsage(usage))
@@ -107,9 +116,12 @@ class _Session(Session):
             raise ProtocolError(f"a shadow does not take {type(message).__name__}")
 
     def end(self) -> None:
-        for followed in list(self._requests.values()):
-            followed.closed = True
+        followed = list(self._requests.values())
+        for one in followed:
+            one.closed = True
         self._thread.close()
+        for one in followed:
+            one.reading.end()
 
     def report(self, error: BaseException, about: Message | None = None) -> None:
         if not self.over and not isinstance(error, LinkError):
@@ -123,11 +135,15 @@ class _Session(Session):
             )
         before = self._requests.get(message.request)
         if before is not None:
-            before.closed = True
+            self._close(before)
         elif len(self._requests) >= MAX_REQUESTS:
             raise ProtocolError(f"{self.name} follows {MAX_REQUESTS} requests already; close some")
-        followed = Followed(message, self._shadow.model.new_cache())
+        followed = Followed(message, self._shadow.model.new_cache(), self._shadow.kept)
         self._requests[message.request] = followed
+        self._submit(followed, None)
+
+    def _close(self, followed: Followed) -> None:
+        followed.closed = True
         self._submit(followed, None)
 
     def _admit(self, followed: Followed, message: Align) -> bool:
@@ -179,7 +195,9 @@ class _Session(Session):
         self.reply.send(message)
 
     def on_pass_ended(self, followed: Followed) -> None:
+        kept = self._shadow.kept
         held = sum(one.nbytes for one in {followed, *self._requests.copy().values()})
+        held += kept.store.nbytes if kept is not None else 0
         self._shadow.cache_bytes_max = max(self._shadow.cache_bytes_max, held)
 
     def take(self) -> None:
@@ -193,6 +211,8 @@ class _Session(Session):
             if message is not None:
                 with self._counting:
                     self._came_bytes -= message_bytes(message)
+            if followed.closed:
+                followed.reading.end()
             if message is None or followed.closed:
                 continue
             if not message.more:

@@ -144,7 +144,7 @@ class Passes:
     def _tokens_of(self, followed: Followed) -> list[int]:
         """What its next pass reads, which begins; empty if none may."""
         if not followed.prefilled:
-            return followed.prompt
+            return followed.reading.next_tokens()
         if followed.may_start():
             return self._begin_decoding(followed)
         self._rest(followed)
@@ -247,7 +247,7 @@ class Passes:
             followed.on_pass_ended(token)
             self._draft(followed)
         else:
-            followed.on_prefill_ended(token)
+            followed.on_prompt_read(token)
         self._owner.on_pass_ended(followed)
 
     def _drop(self, followed: Followed) -> None:

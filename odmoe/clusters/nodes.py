@@ -155,7 +155,8 @@ def make_shadow(settings: Settings, store: ExpertStore, emulation: Emulation | N
     devices = ",".join(map(str, shadow_devices(settings)))
     manifest, pace = store.manifest, ShadowPace(emulation) if emulation else None
     model = ShadowModel(store, settings.shadow, devices)
-    shadow = Shadow("shadow", model, manifest.model_digest, manifest.dtype, pace)
+    kept = model.kept_prompts(settings.kept_bytes) if emulation is None else None  # there a pass takes its own time
+    shadow = Shadow("shadow", model, manifest.model_digest, manifest.dtype, pace, kept)
     return with_timing(shadow, emulation)
 
 

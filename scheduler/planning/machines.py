@@ -201,7 +201,8 @@ class Layout:
         found: dict[str, dict[str, int]] = {one.name: {"node": NODE_BYTES} for one in self.machines}
         found[self.main.machine.name]["main"] = main_bytes(self.model, self.kept)
         if self.shadow:
-            found[self.shadow.machine.name]["shadow"] = shadow_bytes(self.model, self.scheme, self.shadow.rest_bytes)
+            held = shadow_bytes(self.model, self.scheme, self.shadow.rest_bytes)
+            found[self.shadow.machine.name]["shadow"] = held + self.kept
         for seat in self.seats:
             taken = worker_bytes(self.model, seat.slots) + seat.host_slots * self.model.expert_bytes
             found[seat.place.machine.name]["worker"] = taken
@@ -270,7 +271,7 @@ def _layout(
     room = {(one, gpu): one.gpu_room if gpu else one.room for one in chosen for gpu in (False, True)}
     room[main] -= main_bytes(model, kept)
     if at is not None:
-        room[at] -= shadow_bytes(model, scheme, at.rest_bytes)
+        room[at] -= shadow_bytes(model, scheme, at.rest_bytes) + kept
     if any(left < 0 for left in room.values()):
         return None
     seats = [seat for one in chosen if (seat := _seat(model, one, room, on_gpu))]

@@ -7,11 +7,11 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 from unittest import mock
 
+from checkpoint.prefix_cache import PrefixCache
 from main_node.admission import Admission
 from main_node.engine.deadlines import Deadlines
 from main_node.engine.engine import Engine
 from main_node.engine.owed_answers import OwedAnswers
-from main_node.prefix_cache import PrefixCache
 from main_node.steps import Steps
 from scheduler.core.machine import Core
 from wire.rpc.outbox import Outbox

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from hypothesis import given
 from hypothesis import strategies as st
 
-from main_node.block_store import BlockStore, key_of
+from checkpoint.block_store import BlockStore, key_of
 
 BOUND = 30
 

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
+from checkpoint.block_store import BlockStore, key_of
 from checkpoint.kv_blocks import Key, KVBlock, cache_of, take_block
-from main_node.block_store import BlockStore, key_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
@@ -97,16 +97,24 @@ class PrefixCache:
     @contextmanager
     def reading(self, prompt: Sequence[int], find: bool = True) -> Iterator[PrefixReading]:
         """Around all passes that read a prompt. `find`: blocks are looked for; else all of it is read."""
-        reading = PrefixReading(self, prompt)
+        reading = self.begin(prompt, find)
         try:
-            if find:
-                reading.find()
-                self.tokens_found += reading.position
             yield reading
         finally:
-            self.store.release(reading.chain)
-            if self._disk is not None:
-                self._disk.touch(reading.chain)
+            self.end(reading)
+
+    def begin(self, prompt: Sequence[int], find: bool = True) -> PrefixReading:
+        """As `reading`, until `end`."""
+        reading = PrefixReading(self, prompt)
+        if find:
+            reading.find()
+            self.tokens_found += reading.position
+        return reading
+
+    def end(self, reading: PrefixReading) -> None:
+        self.store.release(reading.chain)
+        if self._disk is not None:
+            self._disk.touch(reading.chain)
 
     def keys(self, prompt: Sequence[int]) -> Iterator[Key]:
         """Of each block of a prompt that has a token after it: the last token is always read."""

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import struct
+import threading
 from collections import Counter, OrderedDict
 from collections.abc import Sequence
 from typing import Generic, Protocol, TypeVar
 
 from checkpoint.kv_blocks import Key
-from wire import runtime
 
 
 def key_of(parent: Key, tokens: Sequence[int]) -> Key:
@@ -43,7 +43,7 @@ class BlockStore(Generic[Block]):
         self._blocks: OrderedDict[Key, Block] = OrderedDict()
         """The least recently used first."""
         self._uses: Counter[Key] = Counter()
-        self._lock = runtime.Lock()
+        self._lock = threading.Lock()
 
     def use(self, key: Key) -> Block | None:
         """The block, in use from now on until `release`; None where it is not here."""
