@@ -34,10 +34,15 @@ ExpertsFunction = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Ten
 
 
 def load_dense(
-    folder: Path, config_fields: dict[str, Any], dtype: torch.dtype, device: str | torch.device = "cpu"
+    folder: Path,
+    config_fields: dict[str, Any],
+    dtype: torch.dtype,
+    device: str | torch.device = "cpu",
+    alter: Callable[[Any], None] = lambda model: None,
 ) -> Any:
     """The family's own model with empty experts modules, dense weights loaded by `from_pretrained`, on `device`.
 
+    `alter`: called with the model before it has weights; those of modules that it takes out are not loaded.
     Experts modules call `module.odmoe_dispatch`, set by `dispatch_experts`. Raises CorruptStoreError, ConfigError for a
     `generation_config.json` that cannot be used, LaunchError where
     the device has no room, DoesNotFitError where this machine has none, or StoreNotFoundError if the folder is not
@@ -54,6 +59,7 @@ def load_dense(
         cls.__init__(self, config, *args, **kwargs)
         family.strip_experts(self)
         encoded.place_layers(self)
+        alter(self)
 
     kept = _kept_dtypes(folder, dtype)
     wide = {*(cls._keep_in_fp32_modules_strict or ()), *(rf"^{re.escape(name)}$" for name in kept)}

@@ -8,7 +8,7 @@ import os
 from checkpoint.devices.inference import inference
 from checkpoint.devices.names import accelerator_name
 from checkpoint.devices.streams import on_streams
-from scheduler.errors import LinkError, ProtocolError
+from scheduler.errors import LinkError, ODMoEError, ProtocolError
 from shadow_node.followed import Followed
 from shadow_node.model import ShadowModel
 from shadow_node.pace import Pace, RealPace
@@ -50,6 +50,12 @@ class Shadow:
         self.cache_bytes_max = 0
         self.sessions: Sessions[_Session] = Sessions()
 
+    def on_part_lost(self, error: ODMoEError) -> None:
+        """Some of its layers are out of reach: so is all of it, until its main node connects again."""
+        served = self.sessions.served
+        if served is not None:
+            served.cut(error)
+
     def accept(self, reply: Channel) -> _Session:
         return self.sessions.add(_Session(self, reply))
 
@@ -77,6 +83,11 @@ class _Session(Session):
 
     def ready(self) -> ShadowReady:
         model = self._shadow.model
+        try:
+            model.reach()
+        except ODMoEError as error:
+            self.cut(error)
+            raise
         return ShadowReady(
             version=PROTOCOL_VERSION,
             node=self.name,
@@ -84,7 +95,7 @@ class _Session(Session):
             device_bytes=model.device_bytes,
             host=host_name(),
             pid=os.getpid(),
-            device_name=_device_name(model.device),
+            device_name=device_name(model.device),
             device=model.device,
         )
 
@@ -99,7 +110,7 @@ class _Session(Session):
         elif isinstance(message, CloseRequest):
             followed = self._requests.pop(message.request, None)
             if followed is not None:
-                followed.closed = True
+                followed.close()
         elif isinstance(message, AskUsage):
             usage = self._shadow.model.device_bytes + self._shadow.cache_bytes_max
             self.reply.send(ShadowUsage(usage))
@@ -108,7 +119,7 @@ class _Session(Session):
 
     def end(self) -> None:
         for followed in list(self._requests.values()):
-            followed.closed = True
+            followed.close()
         self._thread.close()
 
     def report(self, error: BaseException, about: Message | None = None) -> None:
@@ -123,7 +134,7 @@ class _Session(Session):
             )
         before = self._requests.get(message.request)
         if before is not None:
-            before.closed = True
+            before.close()
         elif len(self._requests) >= MAX_REQUESTS:
             raise ProtocolError(f"{self.name} follows {MAX_REQUESTS} requests already; close some")
         followed = Followed(message, self._shadow.model.new_cache())
@@ -180,6 +191,7 @@ class _Session(Session):
 
     def on_pass_ended(self, followed: Followed) -> None:
         held = sum(one.nbytes for one in {followed, *self._requests.copy().values()})
+        held += self._shadow.model.remote_cache_bytes
         self._shadow.cache_bytes_max = max(self._shadow.cache_bytes_max, held)
 
     def take(self) -> None:
@@ -208,7 +220,7 @@ class _Session(Session):
             self.report(error)
 
 
-def _device_name(device: str) -> str:
+def device_name(device: str) -> str:
     """The model of the processor or of the accelerators."""
     names = [processor_name() if one == "cpu" else accelerator_name(one) for one in device.split(",")]
     return ", ".join(dict.fromkeys(names))

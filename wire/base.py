@@ -14,8 +14,8 @@ from typing import Literal, Protocol
 from scheduler.errors import ODMoEError
 from wire.messages import Message
 
-Role = Literal["worker", "shadow"]
-"""What a node that the main node connects to is."""
+Role = Literal["worker", "shadow", "stage"]
+"""What a node is that is connected to: a worker or the shadow, by the main node, or a stage of the shadow, by it."""
 
 
 class Channel(Protocol):

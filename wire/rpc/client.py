@@ -31,9 +31,9 @@ def connect(
     """Open a stream to the node at `address` ("host:port"); its messages go to `handler`, from a thread of their own.
 
     With an `identity` the node must speak TLS, with a certificate of this cluster for that address and that kind of
-    node, and this host's must be a main node's. A node that is not there yet may appear until `deadline_s`. `pulse`
-    bounds a node's silence. Raises `ConfigError` for an invalid address, or one off loopback without a secret and an
-    identity; `LinkError` if the node cannot be reached, `CertificateError` if one of the two rejects the other's
+    node, and this host's must be a main node's, or for a stage the shadow's. A node that is not there yet may appear
+    until `deadline_s`. `pulse` bounds a node's silence. Raises `ConfigError` for an invalid address, or one off
+    loopback without a secret and an identity; `LinkError` if the node cannot be reached, `CertificateError` if one of the two rejects the other's
     certificate, `SecretError` if it rejects the secret, `HandshakeError` if it is a node of another kind. After an
     error `handler` is never called.
     """
@@ -41,8 +41,8 @@ def connect(
     check_access(host, secret, identity)
     edge = EDGES[kind]
     if identity:
-        identity.check_role("main")
-        options = (*CLIENT_OPTIONS, *identity.channel_options(kind, host))
+        identity.check_role(edge.caller)
+        options = (*CLIENT_OPTIONS, *identity.channel_options(edge.role, host))
         channel = grpc.secure_channel(address, identity.channel_credentials(), options=options)
     else:
         channel = grpc.insecure_channel(address, options=CLIENT_OPTIONS)
@@ -57,7 +57,7 @@ def connect(
     )
     reader.start()
     try:
-        _await(opened, stream.peer, deadline_s, TlsProbe(host, port, identity, stream.peer, kind))
+        _await(opened, stream.peer, deadline_s, TlsProbe(host, port, identity, stream.peer, edge.role))
     except BaseException:
         call.cancel()
         raise
