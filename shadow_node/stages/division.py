@@ -20,7 +20,7 @@ from scheduler.errors import LaunchError, UnsupportedFamilyError
 from scheduler.planning.cuts import cut
 from shadow_node.layer_stack import LayerStack
 
-_CARRIES = {"glm_moe_dsa", "hy_v4", "zaya", "mistral_large4"}
+CARRYING = {"gemma4_text", "glm_moe_dsa", "hy_v4", "inkling2_text", "mistral_large4_text", "zaya"}
 """Families whose layers give each other more than the hidden state."""
 
 
@@ -74,7 +74,7 @@ class Division:
         if len(self.part.rooms) == 1:
             return
         kind = model.config.get_text_config().model_type
-        if kind in _CARRIES:
+        if kind in CARRYING:
             raise UnsupportedFamilyError(
                 f"layers of {kind} hand on more than the hidden state, so they cannot be divided over processes; give "
                 "--shadow-hosts 1, and several devices with --shadow-device"
@@ -129,13 +129,13 @@ class _Elsewhere(nn.Module):
 
 
 def _count_rows(cache: Any, layer: int, hidden: torch.Tensor) -> None:
-    """Add rows without width to the cache of a layer that is elsewhere: positions and masks follow from their
-    number."""
+    """Add rows of a byte to the cache of a layer that is elsewhere: positions and masks follow from their number. (Of
+    empty ones Transformers counts none.)"""
     from transformers.cache_utils import CacheLayerMixin
 
     if layer >= len(cache.layers) or isinstance(cache.layers[layer], CacheLayerMixin):
-        rows = hidden.new_empty(1, 1, hidden.shape[1], 0)
-        cache.update(rows, rows, layer)
+        rows = hidden.new_zeros(1, 1, hidden.shape[1], 1, dtype=torch.uint8)
+        cache.update(rows, rows[..., :0], layer)
 
 
 def _give(layer: nn.Module, args: Any, kwargs: Any) -> tuple[Any, Any]:
