@@ -110,7 +110,7 @@ class FromShadow(_message.Message):
     def __init__(self, shadow_ready: _Optional[_Union[ShadowReady, _Mapping]] = ..., prediction: _Optional[_Union[Prediction, _Mapping]] = ..., shadow_usage: _Optional[_Union[ShadowUsage, _Mapping]] = ..., failed: _Optional[_Union[Failed, _Mapping]] = ..., trace_records: _Optional[_Union[TraceRecords, _Mapping]] = ..., shadow_progress: _Optional[_Union[ShadowProgress, _Mapping]] = ..., draft: _Optional[_Union[Draft, _Mapping]] = ..., echo: _Optional[_Union[Echo, _Mapping]] = ..., beat: _Optional[_Union[Beat, _Mapping]] = ..., stamp: _Optional[_Union[Stamp, _Mapping]] = ...) -> None: ...
 
 class ToStage(_message.Message):
-    __slots__ = ("hello", "run_layers", "taken_rows", "cancel_run", "align_layers", "mark_layers", "return_to", "close_request", "echo", "beat")
+    __slots__ = ("hello", "run_layers", "taken_rows", "cancel_run", "align_layers", "mark_layers", "return_to", "close_request", "echo", "beat", "stamp")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     RUN_LAYERS_FIELD_NUMBER: _ClassVar[int]
     TAKEN_ROWS_FIELD_NUMBER: _ClassVar[int]
@@ -121,6 +121,7 @@ class ToStage(_message.Message):
     CLOSE_REQUEST_FIELD_NUMBER: _ClassVar[int]
     ECHO_FIELD_NUMBER: _ClassVar[int]
     BEAT_FIELD_NUMBER: _ClassVar[int]
+    STAMP_FIELD_NUMBER: _ClassVar[int]
     hello: Hello
     run_layers: RunLayers
     taken_rows: TakenRows
@@ -131,10 +132,11 @@ class ToStage(_message.Message):
     close_request: CloseRequest
     echo: Echo
     beat: Beat
-    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., run_layers: _Optional[_Union[RunLayers, _Mapping]] = ..., taken_rows: _Optional[_Union[TakenRows, _Mapping]] = ..., cancel_run: _Optional[_Union[CancelRun, _Mapping]] = ..., align_layers: _Optional[_Union[AlignLayers, _Mapping]] = ..., mark_layers: _Optional[_Union[MarkLayers, _Mapping]] = ..., return_to: _Optional[_Union[ReturnTo, _Mapping]] = ..., close_request: _Optional[_Union[CloseRequest, _Mapping]] = ..., echo: _Optional[_Union[Echo, _Mapping]] = ..., beat: _Optional[_Union[Beat, _Mapping]] = ...) -> None: ...
+    stamp: Stamp
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., run_layers: _Optional[_Union[RunLayers, _Mapping]] = ..., taken_rows: _Optional[_Union[TakenRows, _Mapping]] = ..., cancel_run: _Optional[_Union[CancelRun, _Mapping]] = ..., align_layers: _Optional[_Union[AlignLayers, _Mapping]] = ..., mark_layers: _Optional[_Union[MarkLayers, _Mapping]] = ..., return_to: _Optional[_Union[ReturnTo, _Mapping]] = ..., close_request: _Optional[_Union[CloseRequest, _Mapping]] = ..., echo: _Optional[_Union[Echo, _Mapping]] = ..., beat: _Optional[_Union[Beat, _Mapping]] = ..., stamp: _Optional[_Union[Stamp, _Mapping]] = ...) -> None: ...
 
 class FromStage(_message.Message):
-    __slots__ = ("stage_ready", "prediction", "ran_layers", "taken_rows", "failed", "echo", "beat")
+    __slots__ = ("stage_ready", "prediction", "ran_layers", "taken_rows", "failed", "echo", "beat", "stamp")
     STAGE_READY_FIELD_NUMBER: _ClassVar[int]
     PREDICTION_FIELD_NUMBER: _ClassVar[int]
     RAN_LAYERS_FIELD_NUMBER: _ClassVar[int]
@@ -142,6 +144,7 @@ class FromStage(_message.Message):
     FAILED_FIELD_NUMBER: _ClassVar[int]
     ECHO_FIELD_NUMBER: _ClassVar[int]
     BEAT_FIELD_NUMBER: _ClassVar[int]
+    STAMP_FIELD_NUMBER: _ClassVar[int]
     stage_ready: StageReady
     prediction: Prediction
     ran_layers: RanLayers
@@ -149,7 +152,8 @@ class FromStage(_message.Message):
     failed: Failed
     echo: Echo
     beat: Beat
-    def __init__(self, stage_ready: _Optional[_Union[StageReady, _Mapping]] = ..., prediction: _Optional[_Union[Prediction, _Mapping]] = ..., ran_layers: _Optional[_Union[RanLayers, _Mapping]] = ..., taken_rows: _Optional[_Union[TakenRows, _Mapping]] = ..., failed: _Optional[_Union[Failed, _Mapping]] = ..., echo: _Optional[_Union[Echo, _Mapping]] = ..., beat: _Optional[_Union[Beat, _Mapping]] = ...) -> None: ...
+    stamp: Stamp
+    def __init__(self, stage_ready: _Optional[_Union[StageReady, _Mapping]] = ..., prediction: _Optional[_Union[Prediction, _Mapping]] = ..., ran_layers: _Optional[_Union[RanLayers, _Mapping]] = ..., taken_rows: _Optional[_Union[TakenRows, _Mapping]] = ..., failed: _Optional[_Union[Failed, _Mapping]] = ..., echo: _Optional[_Union[Echo, _Mapping]] = ..., beat: _Optional[_Union[Beat, _Mapping]] = ..., stamp: _Optional[_Union[Stamp, _Mapping]] = ...) -> None: ...
 
 class Tensor(_message.Message):
     __slots__ = ("dtype", "shape", "data")

@@ -47,6 +47,7 @@ def choose_devices(
         if role not in roles or device.type == "cpu" or (role == "shadow" and not settings.has_shadow):
             continue
         needed, held = role_bytes(store, role, settings.shadow), taken.get(device, 0)
+        needed //= settings.shadow_hosts if role == "shadow" else 1
         if settings.device_of(role) == AUTO:
             chosen[f"{role}_device"] = str(device) if _fits(role, device, needed, held) else "cpu"
         if chosen.get(f"{role}_device") != "cpu":

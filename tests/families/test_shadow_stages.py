@@ -20,7 +20,7 @@ from shadow_node.stages.node import Stage
 from wire.inprocess import connect
 
 AHEAD = [[12], [40]]
-ROOMS = {"minimax_m3_vl": (3, 1)}
+ROOMS = {"minimax_m3_vl": (20, 1)}
 """Its embeddings are larger than its layers."""
 ONE_MOE_LAYER = {"beam"}
 
