@@ -35,7 +35,7 @@ class LayerDevices:
             sizes, rest = self._stack.sizes(model, scheme, experts)
             counts = cut(sizes, _rooms(self.devices), rest - last, last)
             self._layers = [d for d, count in zip(self.devices, counts, strict=True) for _ in range(count)]
-            self._connect(self._stack.layers, head)
+            self._connect(list(self._stack.layers), head)
 
     def of(self, name: str) -> torch.device:
         """The device of the model's module of that name."""

@@ -14,8 +14,11 @@ from typing import Literal, Protocol
 from scheduler.errors import ODMoEError
 from wire.messages import Message
 
-Role = Literal["worker", "shadow", "stage"]
-"""What a node is that is connected to: a worker or the shadow, by the main node, or a stage of the shadow, by it."""
+Role = Literal["worker", "shadow"]
+"""What a node that the main node connects to is."""
+
+Served = Literal["worker", "shadow", "stage"]
+"""What a node that is connected to is. A stage is some of a shadow's layers, to which the shadow connects."""
 
 
 class Channel(Protocol):

@@ -559,8 +559,6 @@ FromWorker = (
 )
 ToShadow = Hello | OpenRequest | Align | CloseRequest | AskUsage | AskTrace | Echo | Beat
 FromShadow = ShadowReady | Prediction | ShadowProgress | Draft | ShadowUsage | TraceRecords | Failed | Echo | Beat
-ToStage = (
-    Hello | RunLayers | TakenRows | CancelRun | AlignLayers | MarkLayers | ReturnTo | CloseRequest | Echo | Beat
-)
+ToStage = Hello | RunLayers | TakenRows | CancelRun | AlignLayers | MarkLayers | ReturnTo | CloseRequest | Echo | Beat
 FromStage = StageReady | Prediction | RanLayers | TakenRows | Failed | Echo | Beat
 Message = ToWorker | FromWorker | ToShadow | FromShadow | ToStage | FromStage | Stamped

@@ -74,8 +74,8 @@ OWN_SETTINGS = ("slots", "loader", "threads", "device")
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """One machine. A worker has a `number`, in the file's order, and a `group`, both from 0. So has a part of the shadow
-    a number. The main node's is 0."""
+    """One machine. A worker has a `number`, in the file's order, and a `group`, both from 0. A part of the shadow has a
+    number, too; the main node's is 0."""
 
     role: str
     number: int

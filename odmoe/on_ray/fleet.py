@@ -58,8 +58,9 @@ class Fleet:
     # --- where nodes stand --------------------------------------------------------------------------------------
 
     def find_seats(self) -> list[tuple[Role, int]]:
-        """Give every new seat a number, that of the cluster file if it is there. Returns the nodes for these seats. Of a
-        shadow in several processes, only the first is a node of the engine's, and comes once all have seats."""
+        """Give every new seat a number, that of the cluster file if it is there. Returns the nodes for these seats.
+
+        Of a shadow in several processes, only the first is a node of the engine's, and comes once all have seats."""
         nodes = ray.nodes()
         settings, known = self._settings, self._seats
         most: dict[Role, float] = {

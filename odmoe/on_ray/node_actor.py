@@ -15,7 +15,7 @@ from odmoe.on_ray.seats import seats_of_role
 from odmoe.settings.settings import Settings
 from odmoe.stores import open_verified
 from scheduler.errors import LaunchError
-from wire.base import Node, Role
+from wire.base import Node, Role, Served
 
 REACH_S = 1.0
 """How long a part of a shadow may take to answer: Ray has just said where it is."""
@@ -97,8 +97,8 @@ class NodeActor(NodeProcess):
         chosen = choose_devices(self._settings, store, ["shadow"], beside_workers=False)
         self._node, self._rooms = make_shadow_part(chosen, store, number, rooms), rooms
         host, port = own_host(self._settings), self._settings.node_port
-        role: Role = "stage" if number else "shadow"
-        self._server = GrpcServer(self._node, role, host, port, secret=secret, identity=identity)
+        kind: Served = "stage" if number else "shadow"
+        self._server = GrpcServer(self._node, kind, host, port, secret=secret, identity=identity)
 
     def _build(self, role: Role, number: int) -> None:
         from checkpoint.expert import ExpertArithmetic

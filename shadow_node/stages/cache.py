@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import count
+from itertools import count, islice
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -62,10 +62,7 @@ class DividedCache:
                 f"alignment has {len(sent)} KV tensors; this model's cache has {len(axes) + states} in all of its parts"
             )
         rows, held = iter(sent[: len(axes)]), iter(sent[len(axes) :])
-        shares = [
-            [next(rows) for _ in layout.axes] + [next(held) for _ in range(layout.states if len(sent) > len(axes) else 0)]
-            for layout in layouts
-        ]
+        shares = [[*islice(rows, len(layout.axes)), *islice(held, layout.states)] for layout in layouts]
         put = kv.take_over if taken_over else kv.put
         put(self._own, start, _rows_of(shares[0], layouts[0]) if taken_over else shares[0])
         for stage, share, layout in zip(self._stages, shares[1:], layouts[1:], strict=True):

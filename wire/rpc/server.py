@@ -12,7 +12,7 @@ from concurrent import futures
 from typing import Any, NoReturn
 
 from scheduler.errors import CertificateError, HandshakeError, LaunchError, ODMoEError, SecretError
-from wire.base import Handler, Node, Role
+from wire.base import Handler, Node, Served
 from wire.refusals import Refusals
 from wire.rpc.doorman import Doorman
 from wire.rpc.pulse import PULSE, Pulse
@@ -56,14 +56,14 @@ class GrpcServer:
 
     With an `identity`, which must be a `kind`'s, it speaks only TLS, and only to clients with a main node's certificate
     of the same CA; a stage's is a shadow's, and so are those of its clients. A refused client is logged at WARNING on
-    the logger `wire`, with the error that the client gets. Raises `ConfigError` off loopback without a secret or an identity, `CertificateError` for another kind's identity,
-    `LaunchError` when it cannot listen.
+    the logger `wire`, with the error that the client gets. Raises `ConfigError` off loopback without a secret or an
+    identity, `CertificateError` for another kind's identity, `LaunchError` when it cannot listen.
     """
 
     def __init__(
         self,
         node: Node,
-        kind: Role,
+        kind: Served,
         host: str = "127.0.0.1",
         port: int = 0,
         secret: str | None = None,
@@ -183,7 +183,7 @@ def _until_over(requests: Iterator[bytes], context: grpc.ServicerContext, stream
     yield from requests
 
 
-def _listen(server: grpc.Server, kind: Role, host: str, port: int, credentials: grpc.ServerCredentials | None) -> str:
+def _listen(server: grpc.Server, kind: Served, host: str, port: int, credentials: grpc.ServerCredentials | None) -> str:
     """Bind; returns "host:port"."""
     shown = f"[{host}]" if ":" in host else host
     try:

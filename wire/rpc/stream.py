@@ -18,7 +18,7 @@ from scheduler.errors import (
     SecretError,
 )
 from wire import codec, runtime
-from wire.base import Handler, Role
+from wire.base import Handler, Role, Served
 from wire.bounds.check import GENERAL
 from wire.bounds.table import MAX_BUNDLED
 from wire.codec import Codec
@@ -65,7 +65,7 @@ class Edge(NamedTuple):
     """The role of the hosts that may open streams to it."""
 
 
-EDGES: dict[Role, Edge] = {
+EDGES: dict[Served, Edge] = {
     "worker": Edge("odmoe.Worker", "Work", codec.TO_WORKER, codec.FROM_WORKER, "worker"),
     "shadow": Edge("odmoe.Shadow", "Follow", codec.TO_SHADOW, codec.FROM_SHADOW, "shadow"),
     "stage": Edge("odmoe.Stage", "Run", codec.TO_STAGE, codec.FROM_STAGE, "shadow", caller="shadow"),
