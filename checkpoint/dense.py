@@ -65,6 +65,7 @@ def load_dense(
     wide = {*(cls._keep_in_fp32_modules_strict or ()), *(rf"^{re.escape(name)}$" for name in kept)}
     # Same name and module: Transformers looks its weight conversions up by them.
     fields = {"__init__": __init__, "__module__": cls.__module__, "_keep_in_fp32_modules_strict": wide}
+    fields["_keys_to_ignore_on_load_unexpected"] = ["."]  # weights of modules that `alter` has taken out are no news
     stripped: Any = type(cls.__name__, (cls,), fields)
     ALL_EXPERTS_FUNCTIONS.register(EXPERTS_IMPLEMENTATION, _dispatch)
     try:

@@ -82,13 +82,16 @@ class Division:
         stack = LayerStack(model)
         sizes, rest = stack.sizes(model, self._scheme, self._experts)
         head = sum(p.nbytes for p in model.get_output_embeddings().parameters())
-        counts = cut(sizes, self.part.rooms, max(0, rest - head), head)
+        parts = len(self.part.rooms)
+        if len(sizes) < parts:
+            raise LaunchError(f"the shadow has {len(sizes)} layers for {parts} processes; give fewer --shadow-hosts")
+        counts = cut(sizes, self.part.rooms, max(0, rest - head), head, least=1)
         ends = [0, *accumulate(counts)]
         for number, (first, stop) in enumerate(pairwise(ends)):
             if not any(first <= layer < stop for layer in self._experts):
                 raise LaunchError(
-                    f"part {number} of {len(counts)} of the shadow would have the layers {first} to {stop - 1}, none "
-                    f"of them with experts; give fewer --shadow-hosts than {len(counts)}"
+                    f"part {number} of {parts} of the shadow would have the layers {first} to {stop - 1}, none of them "
+                    f"with experts; give fewer --shadow-hosts than {parts}"
                 )
         self.starts, self.depth = ends[:-1], ends[-1]
         self.first, self.stop = ends[self.part.number], ends[self.part.number + 1]

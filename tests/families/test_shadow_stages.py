@@ -20,8 +20,6 @@ from shadow_node.stages.node import Stage
 from wire.inprocess import connect
 
 AHEAD = [[12], [40]]
-ROOMS = {"minimax_m3_vl": (20, 1)}
-"""Its embeddings are larger than its layers."""
 ONE_MOE_LAYER = {"beam"}
 
 
@@ -45,7 +43,7 @@ def predictions(model: ShadowModel, prompt: list[int]) -> list[Any]:
 @pytest.fixture
 def divided(tiny: Any) -> Iterator[FirstStage | ODMoEError]:
     """Over two nodes of this process, or why it is not."""
-    rooms, manifest = ROOMS.get(tiny.family, (1, 1)), tiny.store.manifest
+    rooms, manifest = (1, 1), tiny.store.manifest
     try:
         later = LaterStage(tiny.store, "fp16", part=Part(1, rooms))
     except (UnsupportedFamilyError, LaunchError) as error:
