@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import pytest
 
+from shadow_node.model import ShadowModel
+from shadow_node.stages.division import Part
+from shadow_node.stages.first import FirstStage
 from support.faults.cluster import GrpcCluster
-from support.faults.shadow_parts import DividedShadow
+from support.faults.shadow_parts import DividedShadow, PartProcess
 from support.promises import BUSY_S, PROMPT, TOKENS, Nodes, greedy
+from wire.rpc.client import connect
 
 pytestmark = pytest.mark.system
 LATE: dict[str, Any] = {"departure": "late"}
@@ -57,6 +63,25 @@ def test_tokens_and_recall_as_of_one_shadow(parts: int, nodes: Any, answer: Any,
     assert seen.report.recall_by_token == whole.report.recall_by_token
     held = seen.report.memory_bytes["shadow"] / whole.report.memory_bytes["shadow"]
     assert 1.0 < held < 1.1  # the embeddings are the output head, too: both ends have them
+
+
+def test_what_a_hop_costs(nodes: Any) -> None:
+    """Printed: the median time of a pass over two processes beside that of a whole model, in turns."""
+    store, passes = nodes.store, 60
+    there = PartProcess(1, 2, nodes.settings, store.path, [])
+    nodes.later(there.close)
+    to = partial(connect, there.address, "stage", deadline_s=BACK_S)
+    models = [ShadowModel(store, "fp16"), FirstStage(store, "fp16", "cpu", Part(0, (1, 1)), [to])]
+    models[1].reach()
+    caches, times, tokens = [model.new_cache() for model in models], ([], []), ([], [])
+    for number in range(passes):
+        for model, cache, took, chosen in zip(models, caches, times, tokens, strict=True):
+            began = time.perf_counter()
+            chosen.append(model.forward(PROMPT if not number else [number % 90], cache))
+            took.append(time.perf_counter() - began)
+    assert tokens[0] == tokens[1]
+    whole, divided = (median(took[10:]) for took in times)
+    print(f"\na pass: whole {whole * 1e3:.2f} ms, over two processes {divided * 1e3:.2f} ms")
 
 
 @pytest.mark.parametrize("fate", ["kill", "freeze"])
