@@ -1,63 +1,34 @@
 """The messages between nodes, as plain frozen dataclasses.
 
 The in-process transport passes these objects as they are; the gRPC transport encodes them with `wire.codec` as
-`proto/odmoe.proto` declares them. A tensor is a description and bytes, so torch is not needed here.
+`proto/odmoe.proto` declares them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+
+from wire.message_tensors import DTYPE_BYTES as DTYPE_BYTES
+from wire.message_tensors import MAX_DIMS as MAX_DIMS
+from wire.message_tensors import MAX_ENCODED_BYTES as MAX_ENCODED_BYTES
+from wire.message_tensors import MAX_MESSAGE_BYTES as MAX_MESSAGE_BYTES
+from wire.message_tensors import Buffer as Buffer
+from wire.message_tensors import LocalTensor as LocalTensor
+from wire.message_tensors import Tensor as Tensor
+from wire.stage_messages import AlignLayers as AlignLayers
+from wire.stage_messages import CancelRun as CancelRun
+from wire.stage_messages import MarkLayers as MarkLayers
+from wire.stage_messages import RanLayers as RanLayers
+from wire.stage_messages import ReturnTo as ReturnTo
+from wire.stage_messages import RunLayers as RunLayers
+from wire.stage_messages import StageReady as StageReady
+from wire.stage_messages import TakenRows as TakenRows
 
 PROTOCOL_VERSION = 14
 """Both ends of a stream must speak the same version."""
 
-MAX_MESSAGE_BYTES = 64 * 1024 * 1024
-"""No message is larger; larger tensors are sent in parts."""
-
-MAX_ENCODED_BYTES = MAX_MESSAGE_BYTES + 64 * 1024
-"""Room for `MAX_MESSAGE_BYTES` of tensors and a message's other fields."""
-
 KEEP_BYTES = 1 << 20
 """Most bytes of an expert in one `Keep`: rows for the worker may wait as long as these take, 8 ms at 1 Gbit/s."""
-
-DTYPE_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "int64": 8, "int32": 4, "uint8": 1}
-"""The dtypes a tensor on the wire may have, and their size."""
-
-MAX_DIMS = 8
-
-Buffer = bytes | memoryview
-
-
-@dataclass(frozen=True, slots=True)
-class Tensor:
-    """A dense, C-contiguous, little-endian tensor: `len(data)` is the product of `shape` times the dtype's size."""
-
-    dtype: str
-    shape: tuple[int, ...]
-    data: Buffer
-
-
-@dataclass(frozen=True, slots=True)
-class LocalTensor:
-    """A tensor as its library has it. Within a process it is passed as it is; only a codec reads its bytes."""
-
-    local: Any
-    describe: Callable[[Any], tuple[str, tuple[int, ...], Buffer]]
-    """`local` -> the fields of a `Tensor`."""
-
-    @property
-    def dtype(self) -> str:
-        return self.describe(self.local)[0]
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return self.describe(self.local)[1]
-
-    @property
-    def data(self) -> Buffer:
-        return self.describe(self.local)[2]
 
 
 @dataclass(frozen=True, slots=True)
@@ -433,113 +404,6 @@ class ShadowUsage:
     """The peak size of the shadow's weights and caches since start, measured from its tensors."""
 
     device_bytes_max: int
-
-
-# --- shadow -> stage -------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class RunLayers:
-    """Run the stage's layers on rows that the layers before them have computed. Answered by a `Prediction` for each
-    gate, with `run` as its request, then by `RanLayers`, or by `Failed` with `run` as its `call_id`."""
-
-    run: int
-    """Ascending."""
-    request: int
-    """A cache of the stage, made with its first run."""
-    tokens: tuple[int, ...]
-    """Of all rows [T]; empty in all messages of a run but its first."""
-    hidden: Tensor | LocalTensor
-    """[1, t, ...]: the next rows, in the shape that goes from layer to layer."""
-    more: bool
-    """Whether more rows follow in another message, once these were answered by `TakenRows`."""
-    marks: tuple[int, ...]
-    """The marks of this request that may still be returned to."""
-
-
-@dataclass(frozen=True, slots=True)
-class CancelRun:
-    """Nothing of this run is wanted any more. Not answered; messages about it may still arrive."""
-
-    run: int
-
-
-@dataclass(frozen=True, slots=True)
-class AlignLayers:
-    """The main model's KV rows of the stage's layers, as in `Align`. Not answered: if they do not fit, the request's
-    next run fails."""
-
-    request: int
-    kv_start: int
-    kv: tuple[Tensor | LocalTensor, ...]
-    taken_over: bool
-    """By a cache that may be ahead of them; a run need not have ended."""
-
-
-@dataclass(frozen=True, slots=True)
-class MarkLayers:
-    """Mark the present end of a request's cache. Not answered."""
-
-    request: int
-    mark: int
-    rows: bool
-    """Whether to keep the rows, too, to go forward to this end again."""
-
-
-@dataclass(frozen=True, slots=True)
-class ReturnTo:
-    """Bring a request's cache to a mark. Not answered."""
-
-    request: int
-    mark: int
-
-
-# --- both ways between shadow and stage ------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class TakenRows:
-    """The rows of a message of this run with `more` were taken: the next may come."""
-
-    run: int
-
-
-# --- stage -> shadow -------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class StageReady:
-    """Answer to `Hello`: the stage has the layers [first, stop) of the model. The rest is as for a shadow."""
-
-    version: int
-    node: str
-    scheme: str
-    first: int
-    stop: int
-    device_bytes: int
-    host: str
-    pid: int
-    device_name: str
-    device: str
-
-
-@dataclass(frozen=True, slots=True)
-class RanLayers:
-    """A run has ended."""
-
-    run: int
-    hidden: Tensor | LocalTensor
-    """[1, t, ...]: the next rows, after the stage's layers. [0] from the last stage."""
-    more: bool
-    """Whether more rows follow in another message, once these were answered by `TakenRows`."""
-    token: int | None
-    """From the last stage: the greedy next token."""
-    axes: tuple[int, ...]
-    """Of the cache's tensors with a row a token, in the order of `checkpoint.kv`, the axis of their rows."""
-    states: int
-    """The number of the cache's other tensors."""
-    cache_bytes: int
-    """Of all caches of the stage, and of their marks."""
 
 
 ToWorker = Hello | Load | Evict | Compute | Keep | AskUsage | AskTrace | Echo | Beat | Bundle

@@ -156,9 +156,9 @@ class _NoEmbeddings(nn.Module):
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
         """ids [1, T] -> zeros [1, T, H]"""
-        given = RUNNING.get().given
-        assert given is not None
-        return given.new_zeros(*ids.shape, self._hidden)
+        given: Any = RUNNING.get().given
+        zeros: torch.Tensor = given.new_zeros(*ids.shape, self._hidden)
+        return zeros
 
 
 class _NoHead(nn.Module):

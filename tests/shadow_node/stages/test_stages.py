@@ -17,6 +17,7 @@ from shadow_node.stages.first import FirstStage
 from shadow_node.stages.later import LaterStage
 from shadow_node.stages.node import Stage
 from wire.inprocess import connect
+from wire.messages import Message
 
 pytestmark = pytest.mark.slow
 PROMPT = [5, 17, 3, 60, 41, 9]
@@ -104,9 +105,14 @@ def test_a_hidden_state_goes_in_pieces(first_of: Any, monkeypatch: pytest.Monkey
     first = first_of()
     first.reach()
     wanted = first.forward(PROMPT, first.new_cache())
-    sent: list[int] = []
+    sent: list[Message] = []
     send = first.stages[0].send
-    monkeypatch.setattr(first.stages[0], "send", lambda m: (sent.append(len(getattr(m, "marks", ()) or [0])), send(m)))
+
+    def note(message: Message) -> None:
+        sent.append(message)
+        send(message)
+
+    monkeypatch.setattr(first.stages[0], "send", note)
     monkeypatch.setattr(rows, "PIECE_BYTES", 1)
     assert first.forward(PROMPT, first.new_cache()) == wanted
     assert len(sent) == len(PROMPT)

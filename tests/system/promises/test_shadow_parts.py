@@ -34,7 +34,7 @@ def all_nodes(demo: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
 
 
 @pytest.fixture
-def divided(nodes: Any) -> Iterator[Callable[[int], DividedShadow]]:
+def divided(nodes: Any) -> Callable[[int], DividedShadow]:
     made: list[DividedShadow] = []
 
     def make(parts: int) -> DividedShadow:
@@ -73,7 +73,7 @@ def test_what_a_hop_costs(nodes: Any) -> None:
     to = partial(connect, there.address, "stage", deadline_s=BACK_S)
     models = [ShadowModel(store, "fp16"), FirstStage(store, "fp16", "cpu", Part(0, (1, 1)), [to])]
     models[1].reach()
-    caches, times, tokens = [model.new_cache() for model in models], ([], []), ([], [])
+    caches, times, tokens = [model.new_cache() for model in models], [[0.0], [0.0]], [[0], [0]]
     for number in range(passes):
         for model, cache, took, chosen in zip(models, caches, times, tokens, strict=True):
             began = time.perf_counter()
