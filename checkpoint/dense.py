@@ -35,10 +35,15 @@ ExpertsFunction = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Ten
 
 
 def load_dense(
-    folder: Path, config_fields: dict[str, Any], dtype: torch.dtype, device: str | torch.device = "cpu"
+    folder: Path,
+    config_fields: dict[str, Any],
+    dtype: torch.dtype,
+    device: str | torch.device = "cpu",
+    alter: Callable[[Any], None] = lambda model: None,
 ) -> Any:
     """The family's own model with empty experts modules, dense weights loaded by `from_pretrained`, on `device`.
 
+    `alter`: called with the model before it has weights; those of modules that it takes out are not loaded.
     Experts modules call `module.odmoe_dispatch`, set by `dispatch_experts`. Raises CorruptStoreError, ConfigError for a
     `generation_config.json` that cannot be used, LaunchError where
     the device has no room, DoesNotFitError where this machine has none, or StoreNotFoundError if the folder is not
@@ -55,11 +60,13 @@ def load_dense(
         cls.__init__(self, config, *args, **kwargs)
         family.strip_experts(self)
         encoded.place_layers(self)
+        alter(self)
 
     kept = _kept_dtypes(folder, dtype)
     wide = {*(cls._keep_in_fp32_modules_strict or ()), *(rf"^{re.escape(name)}$" for name in kept)}
     # Same name and module: Transformers looks its weight conversions up by them.
     fields = {"__init__": __init__, "__module__": cls.__module__, "_keep_in_fp32_modules_strict": wide}
+    fields["_keys_to_ignore_on_load_unexpected"] = ["."]  # weights of modules that `alter` has taken out are no news
     stripped: Any = type(cls.__name__, (cls,), fields)
     ALL_EXPERTS_FUNCTIONS.register(EXPERTS_IMPLEMENTATION, _dispatch)
     try:

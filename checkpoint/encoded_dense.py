@@ -157,10 +157,14 @@ class EncodedFiles:
             setattr(model.get_submodule(parent), child, placed)
 
     def fill(self, model: Any, dtype: torch.dtype) -> None:
-        """Load the weights of the layers that `place_layers` has placed. Raises CorruptStoreError."""
+        """Load the weights of the layers that `place_layers` has placed and that are still there. Raises
+        CorruptStoreError."""
         layers: list[EncodedLinear] = []
+        placed = dict(model.named_modules())
         for parameter, parts in self.weights():
-            layer = model.get_submodule(parameter.removesuffix(".weight"))
+            layer = placed.get(parameter.removesuffix(".weight"))
+            if layer is None:
+                continue
             if not _fits(self.encodings[parameter], layer.shape, parts):
                 raise CorruptStoreError(
                     f"{self._files[parameter]} holds {parameter} in other shapes than config.json says; make the store "

@@ -242,6 +242,34 @@ def has_states(cache: Any, sent: Iterable[Any]) -> bool:
     return bool(_states(cache)) and any(tensor.shape != (0,) for tensor in list(sent)[len(_growing(cache)) :])
 
 
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """The tensors of a cache, in their order."""
+
+    axes: tuple[int, ...] = ()
+    """Of each tensor with a row a token, the axis of its rows."""
+    states: int = 0
+    """The number of the others."""
+
+
+def layout(cache: Any) -> Layout:
+    """Known once a pass has run."""
+    return Layout(tuple(kept.axis % kept.tensor.dim() for kept in _growing(cache)), len(_states(cache)))
+
+
+@dataclass(frozen=True, slots=True)
+class Layers:
+    """Some layers of a cache, for the functions that read and write rows."""
+
+    layers: list[Any]
+    linear_cache: list[Any]
+
+
+def layers_of(cache: Any, first: int, stop: int) -> Layers:
+    """The layers [first, stop) of a cache."""
+    return Layers(cache.layers[first:stop], list(getattr(cache, "linear_cache", ()))[first:stop])
+
+
 def state_bytes(cache: Any) -> int:
     """Bytes of all states."""
     return sum(state.nbytes for state in _states(cache))

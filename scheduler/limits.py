@@ -6,6 +6,8 @@ MAX_EXPERTS = 1 << 16
 """Experts of a layer, layers, slots of a worker."""
 MAX_WORKERS = 1 << 10
 """Each has a stream and threads of its own."""
+MAX_SHADOW_HOSTS = 16
+"""That share a shadow's layers."""
 MAX_PLANNED_WORKERS = 1 << 8
 """A plan simulates every size of groups that may be the best, so it takes longer with more workers."""
 MAX_WORKERS_HERE = {"embedded": 1 << 8, "local": 1 << 6}

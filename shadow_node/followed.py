@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from checkpoint import kv
 from checkpoint.devices.streams import borrow
 from checkpoint.prefix_cache import PrefixCache
 from checkpoint.tensors import received_tensor
 from scheduler.alignment import AT_ONCE, LATE, Alignment
 from scheduler.departure import Rewind, ShadowSchedule
 from scheduler.errors import ProtocolError
+from shadow_node.cache import Mark, RequestCache, request_cache
 from shadow_node.prompt_reading import PromptReading
 from shadow_node.tokens import Tokens
 from wire.credit import message_bytes
@@ -51,20 +51,30 @@ class Followed:
         """Decode pass -> its alignment, as far as it has come and may still be needed."""
         self.aligned_bytes = 0
         """Of `_parts` and `_taken_over`. May be read from any thread."""
-        self._marks: dict[int, kv.Mark] = {}
+        self._marks: dict[int, Mark] = {}
         """Decode pass that began ahead of its alignment -> the cache before it."""
         self._taken_over: list[tuple[int, int, list[Align]]] = []
         """Decode pass, last mark at the time, and KV rows that were taken over while the cache was ahead: windows in
         the marks after that pass are without them."""
-        self._first_run: kv.Mark | None = None
+        self._first_run: Mark | None = None
         """The cache after the pass that is being repeated."""
         self._sent: dict[int, dict[int, set[int]]] = {}
         """Decode pass -> layer -> the experts that were predicted last."""
 
     @property
     def cache(self) -> Any:
-        """Of the tokens that it has read."""
+        """Of the tokens that it has read: what `new_cache` of the model returned, or a kept one."""
         return self.reading.cache
+
+    @property
+    def kv(self) -> RequestCache:
+        """That cache, whether all of it is in this process or not."""
+        return request_cache(self.reading.cache)
+
+    def close(self) -> None:
+        """The request has ended, or its stream."""
+        self.closed = True
+        self.kv.close()
 
     # --- alignments ---------------------------------------------------------------------------------------------
 
@@ -80,10 +90,10 @@ class Followed:
         self.broken = False
         gave_up = course.gives_up(step)
         if gave_up and self._first_run is not None:  # a repetition: the first run stands
-            kv.go_to(self.cache, self._first_run)
+            self.kv.go_to(self._first_run)
             self._first_run = None
         parts = [part.kv for part in self._parts.get(step, []) if part.kv]
-        states = any(kv.has_states(self.cache, tensors) for tensors in parts)
+        states = any(self.kv.has_states(tensors) for tensors in parts)
         in_blocks = bool(course.drafts or message.drafts)
         other = self._take_tokens(message)
         turn = course.on_aligned(step, other is not None, bool(parts), states, message.drafts, other)
@@ -117,17 +127,17 @@ class Followed:
     def _go_back(self) -> None:
         """The cache goes back to before pass `course.step`."""
         step = self.course.step
-        self._first_run = kv.mark(self.cache, rows=True) if self.course.again and self.course.last else None
-        kv.go_to(self.cache, self._marks.pop(step))
+        self._first_run = self.kv.mark(rows=True) if self.course.again and self.course.last else None
+        self.kv.go_to(self._marks.pop(step))
         self._marks = {before: mark for before, mark in self._marks.items() if before < step}
         for aligned, _, parts in self._taken_over:
             if aligned < step:
-                self._put(parts, aligned, kv.take_over)
+                self._put(parts, aligned, self.kv.take_over)
 
     def _take_over(self, step: int) -> None:
         """The main model's KV rows up to pass `step`, which has begun."""
         parts = self._parts[step]
-        self._put(parts, step, kv.take_over)
+        self._put(parts, step, self.kv.take_over)
         last = max(self._marks, default=step)
         if last > step:
             self._taken_over.append((step, last, self._parts.pop(step)))
@@ -149,7 +159,7 @@ class Followed:
             raise ProtocolError(f"alignment has KV rows from position {part.kv_start}; {start} comes next")
         tensors = [received_tensor(sent) for sent in part.kv]
         borrow(tensors)
-        at: int = put(self.cache, start, tensors)
+        at: int = put(start, tensors)
         return at
 
     def _taken_parts(self, step: int) -> list[Align]:
@@ -194,9 +204,9 @@ class Followed:
         course = self.course
         step = course.step
         parts = self._taken_parts(step)
-        self._put(parts, step, kv.put)
+        self._put(parts, step, self.kv.put)
         if course.is_ahead:
-            self._marks[step] = kv.mark(self.cache)
+            self._marks[step] = self.kv.mark()
         course.start()
         return self.tokens.read(step), bool(parts)
 
@@ -228,8 +238,8 @@ class Followed:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of its cache and marks."""
-        return kv.cache_bytes(self.cache) + self._marked_bytes
+        """Bytes of its cache and marks in this process."""
+        return self.kv.nbytes + self._marked_bytes
 
     @property
     def _marked_bytes(self) -> int:

@@ -3,22 +3,16 @@ cuts. KV rows and states lie beside their layers, since each layer makes its own
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import nn
 
-from checkpoint import family
 from checkpoint.devices.names import accelerator_memory
 from checkpoint.devices.transfer import to_device
-from scheduler.errors import LaunchError
 from scheduler.planning.cuts import cut
-from scheduler.planning.shadow_bytes import SHADOW_BYTES
-from shadow_node.quantise import quantised_layers
-
-_STACK = re.compile(r"(.+?)\.\d+\.")
+from shadow_node.layer_stack import LayerStack, is_tied
 
 
 class LayerDevices:
@@ -31,45 +25,21 @@ class LayerDevices:
 
     def __init__(self, model: Any, devices: Sequence[torch.device], scheme: str, experts: Mapping[int, int]) -> None:
         self.devices = tuple(devices)
-        self._prefix, stack = _stack(model) if len(devices) > 1 else ("", [])
+        self._stack = LayerStack(model) if len(devices) > 1 else None
         self._layers: list[torch.device] = []
         """The device of each layer."""
         head = model.get_output_embeddings()
-        self._head = "" if _is_tied(model) else next(n for n, module in model.named_modules() if module is head)
-        if stack:
+        self._head = "" if is_tied(model) else next(n for n, module in model.named_modules() if module is head)
+        if self._stack:
             last = sum(p.nbytes for p in head.parameters()) if self._head else 0
-            sizes, rest = self._sizes(model, scheme, experts)
+            sizes, rest = self._stack.sizes(model, scheme, experts)
             counts = cut(sizes, _rooms(self.devices), rest - last, last)
             self._layers = [d for d, count in zip(self.devices, counts, strict=True) for _ in range(count)]
-            self._connect(stack, head)
-
-    def _sizes(self, model: Any, scheme: str, experts: Mapping[int, int]) -> tuple[list[int], int]:
-        """Bytes of each layer, once quantised, and of what is in none."""
-        sizes, rest = dict[int, float](), 0
-        quantised = quantised_layers(model)
-        for name, parameter in model.named_parameters():
-            number = self._layer_of(name)
-            if number is None:
-                rest += parameter.nbytes
-            elif name.rpartition(".")[0] not in quantised:
-                sizes[number] = sizes.get(number, 0) + parameter.nbytes
-        for name, layer in quantised.items():
-            if (number := self._layer_of(name)) is not None:
-                elements = layer.in_features * layer.out_features
-                sizes[number] = sizes.get(number, 0) + elements * SHADOW_BYTES[scheme].linear
-        for number, elements in experts.items():
-            sizes[number] = sizes.get(number, 0) + elements * SHADOW_BYTES[scheme].expert
-        return [int(sizes[number]) for number in sorted(sizes)], rest
-
-    def _layer_of(self, name: str) -> int | None:
-        """The number of the layer that has the module or parameter of that name."""
-        if not self._prefix or not name.startswith(f"{self._prefix}."):
-            return None
-        return int(name[len(self._prefix) + 1 :].partition(".")[0])
+            self._connect(list(self._stack.layers), head)
 
     def of(self, name: str) -> torch.device:
         """The device of the model's module of that name."""
-        number = self._layer_of(name)
+        number = self._stack.number(name) if self._stack else None
         if number is not None:
             return self._layers[number]
         return self.devices[-1] if name == self._head else self.devices[0]
@@ -124,23 +94,6 @@ class _Held:
             (here,) = to_device(self.device, tensor)
             self._known[id(tensor)] = tensor, here
         return here
-
-
-def _stack(model: Any) -> tuple[str, Sequence[nn.Module]]:
-    """The name of the module that holds the layers, and those."""
-    name = next(iter(family.experts_modules(model).values()))[0]
-    match = _STACK.match(name)
-    found = model.get_submodule(match.group(1)) if match else None
-    if match is None or not isinstance(found, nn.ModuleList):
-        raise LaunchError(
-            f"{type(model).__name__} keeps its experts in {name}, in no list of layers that could be cut; give one "
-            "--shadow-device"
-        )
-    return match.group(1), list(found)
-
-
-def _is_tied(model: Any) -> bool:
-    return model.get_output_embeddings().weight is model.get_input_embeddings().weight
 
 
 def _rooms(devices: Sequence[torch.device]) -> list[int]:

@@ -24,6 +24,7 @@ from scheduler.errors import LaunchError, NotHeldError
 from shadow_node.layer_devices import LayerDevices
 from shadow_node.prompt_reading import kept_prompts
 from shadow_node.quantise import ShadowExperts, check_scheme, compute_dtype, module_bytes, quantise_model
+from shadow_node.stages.division import WHOLE, Division, Part
 
 FREED_BYTES = 64 << 20
 """Of experts in full precision, after which freed memory is returned to the kernel."""
@@ -53,12 +54,21 @@ class Gate(NamedTuple):
 class ShadowModel:
     """`scheme`: see `shadow_node.quantise`. While quantising, one expert at a time is in memory at full precision.
 
-    `device`: one, or several of a kind (`cuda:0,cuda:1`) over which its layers are cut. Raises LaunchError where they
-    have no room for it, NotHeldError for a part of a store.
+    `device`: one, or several of a kind (`cuda:0,cuda:1`) over which its layers are cut. `part`: which of its layers are
+    in this process, see `shadow_node.stages`. Raises LaunchError where they have no room for it, NotHeldError for a
+    part of a store.
     """
 
+    remote_cache_bytes = 0
+    """Of caches in other processes."""
+
     def __init__(
-        self, store: ExpertStore, scheme: str, device: str = "cpu", progress: Callable[[int, int], None] | None = None
+        self,
+        store: ExpertStore,
+        scheme: str,
+        device: str = "cpu",
+        progress: Callable[[int, int], None] | None = None,
+        part: Part | None = None,
     ) -> None:
         check_scheme(scheme)
         if store.held is not None:
@@ -71,13 +81,19 @@ class ShadowModel:
         self.device = device
         self.on_routed: Routed | None = None
         devices = [torch.device(name) for name in device.split(",")]
-        self.dense = load_dense(store.dense, store.manifest.config, compute_dtype(scheme, devices[0]))
-        self._placed = LayerDevices(self.dense, devices, scheme, _expert_elements(store))
+        self.layers = len(store.manifest.layers)
+        """Its MoE layers, in whatever process."""
+        elements, config, dtype = _expert_elements(store), store.manifest.config, compute_dtype(scheme, devices[0])
+        self.division = Division(part or WHOLE, scheme, elements)
+        self.dense = load_dense(store.dense, config, dtype, alter=self.division.divide)
+        self.division.close_ends(self.dense)
+        own = family.experts_modules(self.dense)
+        self._placed = LayerDevices(self.dense, devices, scheme, {layer: elements[layer] for layer in own})
         self.experts: dict[int, ShadowExperts] = {}
         try:
             self._quantise(store, progress)
         except torch.OutOfMemoryError as error:
-            done = f"{len(self.experts)} of {len(store.manifest.layers)} layers"
+            done = f"{len(self.experts)} of {len(own)} layers"
             raise LaunchError(
                 f"{device} has no room for the shadow in {scheme}, {done} were made ({error}); give another "
                 "--shadow-device, such as cpu, or a smaller --shadow"
@@ -158,10 +174,8 @@ class ShadowModel:
         out = self.dense(input_ids=ids, past_key_values=cache, use_cache=True, logits_to_keep=1)
         return int(to_host(out.logits[0, -1].float().argmax())[0])
 
-    @property
-    def layers(self) -> int:
-        """Its MoE layers."""
-        return len(self.experts)
+    def reach(self) -> None:
+        """A main node has come: see that all processes that share the layers are there. Raises ODMoEError."""
 
     @property
     def device_bytes(self) -> int:

@@ -9,7 +9,7 @@ from checkpoint.devices.inference import inference
 from checkpoint.devices.names import accelerator_name
 from checkpoint.devices.streams import on_streams
 from checkpoint.prefix_cache import PrefixCache
-from scheduler.errors import LinkError, ProtocolError
+from scheduler.errors import LinkError, ODMoEError, ProtocolError
 from shadow_node.followed import Followed
 from shadow_node.model import ShadowModel
 from shadow_node.pace import Pace, RealPace
@@ -59,6 +59,12 @@ class Shadow:
         self.cache_bytes_max = 0
         self.sessions: Sessions[_Session] = Sessions()
 
+    def on_part_lost(self, error: ODMoEError) -> None:
+        """Some of its layers are out of reach: so is all of it, until its main node connects again."""
+        served = self.sessions.served
+        if served is not None:
+            served.cut(error)
+
     def accept(self, reply: Channel) -> _Session:
         return self.sessions.add(_Session(self, reply))
 
@@ -86,6 +92,11 @@ class _Session(Session):
 
     def ready(self) -> ShadowReady:
         model = self._shadow.model
+        try:
+            model.reach()
+        except ODMoEError as error:
+            self.cut(error)
+            raise
         return ShadowReady(
             version=PROTOCOL_VERSION,
             node=self.name,
@@ -93,7 +104,7 @@ class _Session(Session):
             device_bytes=model.device_bytes,
             host=host_name(),
             pid=os.getpid(),
-            device_name=_device_name(model.device),
+            device_name=device_name(model.device),
             device=model.device,
         )
 
@@ -118,7 +129,7 @@ class _Session(Session):
     def end(self) -> None:
         followed = list(self._requests.values())
         for one in followed:
-            one.closed = True
+            one.close()
         self._thread.close()
         for one in followed:
             one.reading.end()
@@ -143,7 +154,7 @@ class _Session(Session):
         self._submit(followed, None)
 
     def _close(self, followed: Followed) -> None:
-        followed.closed = True
+        followed.close()
         self._submit(followed, None)
 
     def _admit(self, followed: Followed, message: Align) -> bool:
@@ -198,6 +209,7 @@ class _Session(Session):
         kept = self._shadow.kept
         held = sum(one.nbytes for one in {followed, *self._requests.copy().values()})
         held += kept.store.nbytes if kept is not None else 0
+        held += self._shadow.model.remote_cache_bytes
         self._shadow.cache_bytes_max = max(self._shadow.cache_bytes_max, held)
 
     def take(self) -> None:
@@ -228,7 +240,7 @@ class _Session(Session):
             self.report(error)
 
 
-def _device_name(device: str) -> str:
+def device_name(device: str) -> str:
     """The model of the processor or of the accelerators."""
     names = [processor_name() if one == "cpu" else accelerator_name(one) for one in device.split(",")]
     return ", ".join(dict.fromkeys(names))

@@ -17,6 +17,9 @@ from wire.messages import Message
 Role = Literal["worker", "shadow"]
 """What a node that the main node connects to is."""
 
+Served = Literal["worker", "shadow", "stage"]
+"""What a node that is connected to is. A stage is some of a shadow's layers, to which the shadow connects."""
+
 
 class Channel(Protocol):
     """One direction of a stream. Messages arrive in the order in which they were sent."""

@@ -1,63 +1,34 @@
 """The messages between nodes, as plain frozen dataclasses.
 
 The in-process transport passes these objects as they are; the gRPC transport encodes them with `wire.codec` as
-`proto/odmoe.proto` declares them. A tensor is a description and bytes, so torch is not needed here.
+`proto/odmoe.proto` declares them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+
+from wire.message_tensors import DTYPE_BYTES as DTYPE_BYTES
+from wire.message_tensors import MAX_DIMS as MAX_DIMS
+from wire.message_tensors import MAX_ENCODED_BYTES as MAX_ENCODED_BYTES
+from wire.message_tensors import MAX_MESSAGE_BYTES as MAX_MESSAGE_BYTES
+from wire.message_tensors import Buffer as Buffer
+from wire.message_tensors import LocalTensor as LocalTensor
+from wire.message_tensors import Tensor as Tensor
+from wire.stage_messages import AlignLayers as AlignLayers
+from wire.stage_messages import CancelRun as CancelRun
+from wire.stage_messages import MarkLayers as MarkLayers
+from wire.stage_messages import RanLayers as RanLayers
+from wire.stage_messages import ReturnTo as ReturnTo
+from wire.stage_messages import RunLayers as RunLayers
+from wire.stage_messages import StageReady as StageReady
+from wire.stage_messages import TakenRows as TakenRows
 
 PROTOCOL_VERSION = 14
 """Both ends of a stream must speak the same version."""
 
-MAX_MESSAGE_BYTES = 64 * 1024 * 1024
-"""No message is larger; larger tensors are sent in parts."""
-
-MAX_ENCODED_BYTES = MAX_MESSAGE_BYTES + 64 * 1024
-"""Room for `MAX_MESSAGE_BYTES` of tensors and a message's other fields."""
-
 KEEP_BYTES = 1 << 20
 """Most bytes of an expert in one `Keep`: rows for the worker may wait as long as these take, 8 ms at 1 Gbit/s."""
-
-DTYPE_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "int64": 8, "int32": 4, "uint8": 1}
-"""The dtypes a tensor on the wire may have, and their size."""
-
-MAX_DIMS = 8
-
-Buffer = bytes | memoryview
-
-
-@dataclass(frozen=True, slots=True)
-class Tensor:
-    """A dense, C-contiguous, little-endian tensor: `len(data)` is the product of `shape` times the dtype's size."""
-
-    dtype: str
-    shape: tuple[int, ...]
-    data: Buffer
-
-
-@dataclass(frozen=True, slots=True)
-class LocalTensor:
-    """A tensor as its library has it. Within a process it is passed as it is; only a codec reads its bytes."""
-
-    local: Any
-    describe: Callable[[Any], tuple[str, tuple[int, ...], Buffer]]
-    """`local` -> the fields of a `Tensor`."""
-
-    @property
-    def dtype(self) -> str:
-        return self.describe(self.local)[0]
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return self.describe(self.local)[1]
-
-    @property
-    def data(self) -> Buffer:
-        return self.describe(self.local)[2]
 
 
 @dataclass(frozen=True, slots=True)
@@ -452,4 +423,6 @@ FromWorker = (
 )
 ToShadow = Hello | OpenRequest | Align | CloseRequest | AskUsage | AskTrace | Echo | Beat
 FromShadow = ShadowReady | Prediction | ShadowProgress | Draft | ShadowUsage | TraceRecords | Failed | Echo | Beat
-Message = ToWorker | FromWorker | ToShadow | FromShadow | Stamped
+ToStage = Hello | RunLayers | TakenRows | CancelRun | AlignLayers | MarkLayers | ReturnTo | CloseRequest | Echo | Beat
+FromStage = StageReady | Prediction | RanLayers | TakenRows | Failed | Echo | Beat
+Message = ToWorker | FromWorker | ToShadow | FromShadow | ToStage | FromStage | Stamped

@@ -109,6 +109,52 @@ class FromShadow(_message.Message):
     stamp: Stamp
     def __init__(self, shadow_ready: _Optional[_Union[ShadowReady, _Mapping]] = ..., prediction: _Optional[_Union[Prediction, _Mapping]] = ..., shadow_usage: _Optional[_Union[ShadowUsage, _Mapping]] = ..., failed: _Optional[_Union[Failed, _Mapping]] = ..., trace_records: _Optional[_Union[TraceRecords, _Mapping]] = ..., shadow_progress: _Optional[_Union[ShadowProgress, _Mapping]] = ..., draft: _Optional[_Union[Draft, _Mapping]] = ..., echo: _Optional[_Union[Echo, _Mapping]] = ..., beat: _Optional[_Union[Beat, _Mapping]] = ..., stamp: _Optional[_Union[Stamp, _Mapping]] = ...) -> None: ...
 
+class ToStage(_message.Message):
+    __slots__ = ("hello", "run_layers", "taken_rows", "cancel_run", "align_layers", "mark_layers", "return_to", "close_request", "echo", "beat", "stamp")
+    HELLO_FIELD_NUMBER: _ClassVar[int]
+    RUN_LAYERS_FIELD_NUMBER: _ClassVar[int]
+    TAKEN_ROWS_FIELD_NUMBER: _ClassVar[int]
+    CANCEL_RUN_FIELD_NUMBER: _ClassVar[int]
+    ALIGN_LAYERS_FIELD_NUMBER: _ClassVar[int]
+    MARK_LAYERS_FIELD_NUMBER: _ClassVar[int]
+    RETURN_TO_FIELD_NUMBER: _ClassVar[int]
+    CLOSE_REQUEST_FIELD_NUMBER: _ClassVar[int]
+    ECHO_FIELD_NUMBER: _ClassVar[int]
+    BEAT_FIELD_NUMBER: _ClassVar[int]
+    STAMP_FIELD_NUMBER: _ClassVar[int]
+    hello: Hello
+    run_layers: RunLayers
+    taken_rows: TakenRows
+    cancel_run: CancelRun
+    align_layers: AlignLayers
+    mark_layers: MarkLayers
+    return_to: ReturnTo
+    close_request: CloseRequest
+    echo: Echo
+    beat: Beat
+    stamp: Stamp
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., run_layers: _Optional[_Union[RunLayers, _Mapping]] = ..., taken_rows: _Optional[_Union[TakenRows, _Mapping]] = ..., cancel_run: _Optional[_Union[CancelRun, _Mapping]] = ..., align_layers: _Optional[_Union[AlignLayers, _Mapping]] = ..., mark_layers: _Optional[_Union[MarkLayers, _Mapping]] = ..., return_to: _Optional[_Union[ReturnTo, _Mapping]] = ..., close_request: _Optional[_Union[CloseRequest, _Mapping]] = ..., echo: _Optional[_Union[Echo, _Mapping]] = ..., beat: _Optional[_Union[Beat, _Mapping]] = ..., stamp: _Optional[_Union[Stamp, _Mapping]] = ...) -> None: ...
+
+class FromStage(_message.Message):
+    __slots__ = ("stage_ready", "prediction", "ran_layers", "taken_rows", "failed", "echo", "beat", "stamp")
+    STAGE_READY_FIELD_NUMBER: _ClassVar[int]
+    PREDICTION_FIELD_NUMBER: _ClassVar[int]
+    RAN_LAYERS_FIELD_NUMBER: _ClassVar[int]
+    TAKEN_ROWS_FIELD_NUMBER: _ClassVar[int]
+    FAILED_FIELD_NUMBER: _ClassVar[int]
+    ECHO_FIELD_NUMBER: _ClassVar[int]
+    BEAT_FIELD_NUMBER: _ClassVar[int]
+    STAMP_FIELD_NUMBER: _ClassVar[int]
+    stage_ready: StageReady
+    prediction: Prediction
+    ran_layers: RanLayers
+    taken_rows: TakenRows
+    failed: Failed
+    echo: Echo
+    beat: Beat
+    stamp: Stamp
+    def __init__(self, stage_ready: _Optional[_Union[StageReady, _Mapping]] = ..., prediction: _Optional[_Union[Prediction, _Mapping]] = ..., ran_layers: _Optional[_Union[RanLayers, _Mapping]] = ..., taken_rows: _Optional[_Union[TakenRows, _Mapping]] = ..., failed: _Optional[_Union[Failed, _Mapping]] = ..., echo: _Optional[_Union[Echo, _Mapping]] = ..., beat: _Optional[_Union[Beat, _Mapping]] = ..., stamp: _Optional[_Union[Stamp, _Mapping]] = ...) -> None: ...
+
 class Tensor(_message.Message):
     __slots__ = ("dtype", "shape", "data")
     class DType(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
@@ -500,3 +546,103 @@ class ShadowUsage(_message.Message):
     DEVICE_BYTES_MAX_FIELD_NUMBER: _ClassVar[int]
     device_bytes_max: int
     def __init__(self, device_bytes_max: _Optional[int] = ...) -> None: ...
+
+class RunLayers(_message.Message):
+    __slots__ = ("run", "request", "tokens", "hidden", "more", "marks")
+    RUN_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    HIDDEN_FIELD_NUMBER: _ClassVar[int]
+    MORE_FIELD_NUMBER: _ClassVar[int]
+    MARKS_FIELD_NUMBER: _ClassVar[int]
+    run: int
+    request: int
+    tokens: _containers.RepeatedScalarFieldContainer[int]
+    hidden: Tensor
+    more: bool
+    marks: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, run: _Optional[int] = ..., request: _Optional[int] = ..., tokens: _Optional[_Iterable[int]] = ..., hidden: _Optional[_Union[Tensor, _Mapping]] = ..., more: _Optional[bool] = ..., marks: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class CancelRun(_message.Message):
+    __slots__ = ("run",)
+    RUN_FIELD_NUMBER: _ClassVar[int]
+    run: int
+    def __init__(self, run: _Optional[int] = ...) -> None: ...
+
+class AlignLayers(_message.Message):
+    __slots__ = ("request", "kv_start", "kv", "taken_over")
+    REQUEST_FIELD_NUMBER: _ClassVar[int]
+    KV_START_FIELD_NUMBER: _ClassVar[int]
+    KV_FIELD_NUMBER: _ClassVar[int]
+    TAKEN_OVER_FIELD_NUMBER: _ClassVar[int]
+    request: int
+    kv_start: int
+    kv: _containers.RepeatedCompositeFieldContainer[Tensor]
+    taken_over: bool
+    def __init__(self, request: _Optional[int] = ..., kv_start: _Optional[int] = ..., kv: _Optional[_Iterable[_Union[Tensor, _Mapping]]] = ..., taken_over: _Optional[bool] = ...) -> None: ...
+
+class MarkLayers(_message.Message):
+    __slots__ = ("request", "mark", "rows")
+    REQUEST_FIELD_NUMBER: _ClassVar[int]
+    MARK_FIELD_NUMBER: _ClassVar[int]
+    ROWS_FIELD_NUMBER: _ClassVar[int]
+    request: int
+    mark: int
+    rows: bool
+    def __init__(self, request: _Optional[int] = ..., mark: _Optional[int] = ..., rows: _Optional[bool] = ...) -> None: ...
+
+class ReturnTo(_message.Message):
+    __slots__ = ("request", "mark")
+    REQUEST_FIELD_NUMBER: _ClassVar[int]
+    MARK_FIELD_NUMBER: _ClassVar[int]
+    request: int
+    mark: int
+    def __init__(self, request: _Optional[int] = ..., mark: _Optional[int] = ...) -> None: ...
+
+class TakenRows(_message.Message):
+    __slots__ = ("run",)
+    RUN_FIELD_NUMBER: _ClassVar[int]
+    run: int
+    def __init__(self, run: _Optional[int] = ...) -> None: ...
+
+class StageReady(_message.Message):
+    __slots__ = ("version", "node", "scheme", "first", "stop", "device_bytes", "host", "pid", "device_name", "device")
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    NODE_FIELD_NUMBER: _ClassVar[int]
+    SCHEME_FIELD_NUMBER: _ClassVar[int]
+    FIRST_FIELD_NUMBER: _ClassVar[int]
+    STOP_FIELD_NUMBER: _ClassVar[int]
+    DEVICE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    HOST_FIELD_NUMBER: _ClassVar[int]
+    PID_FIELD_NUMBER: _ClassVar[int]
+    DEVICE_NAME_FIELD_NUMBER: _ClassVar[int]
+    DEVICE_FIELD_NUMBER: _ClassVar[int]
+    version: int
+    node: str
+    scheme: str
+    first: int
+    stop: int
+    device_bytes: int
+    host: str
+    pid: int
+    device_name: str
+    device: str
+    def __init__(self, version: _Optional[int] = ..., node: _Optional[str] = ..., scheme: _Optional[str] = ..., first: _Optional[int] = ..., stop: _Optional[int] = ..., device_bytes: _Optional[int] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ..., device_name: _Optional[str] = ..., device: _Optional[str] = ...) -> None: ...
+
+class RanLayers(_message.Message):
+    __slots__ = ("run", "hidden", "more", "token", "axes", "states", "cache_bytes")
+    RUN_FIELD_NUMBER: _ClassVar[int]
+    HIDDEN_FIELD_NUMBER: _ClassVar[int]
+    MORE_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_FIELD_NUMBER: _ClassVar[int]
+    AXES_FIELD_NUMBER: _ClassVar[int]
+    STATES_FIELD_NUMBER: _ClassVar[int]
+    CACHE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    run: int
+    hidden: Tensor
+    more: bool
+    token: int
+    axes: _containers.RepeatedScalarFieldContainer[int]
+    states: int
+    cache_bytes: int
+    def __init__(self, run: _Optional[int] = ..., hidden: _Optional[_Union[Tensor, _Mapping]] = ..., more: _Optional[bool] = ..., token: _Optional[int] = ..., axes: _Optional[_Iterable[int]] = ..., states: _Optional[int] = ..., cache_bytes: _Optional[int] = ...) -> None: ...

@@ -167,3 +167,75 @@ class Shadow:
             timeout,
             metadata,
             _registered_method=True)
+
+
+class StageStub:
+    """Missing associated documentation comment in .proto file."""
+
+    def __init__(self, channel):
+        """Constructor.
+
+        Args:
+            channel: A grpc.Channel.
+        """
+        self.Run = channel.stream_stream(
+                '/odmoe.Stage/Run',
+                request_serializer=wire_dot_odmoe__pb2.ToStage.SerializeToString,
+                response_deserializer=wire_dot_odmoe__pb2.FromStage.FromString,
+                _registered_method=True)
+
+
+class StageServicer:
+    """Missing associated documentation comment in .proto file."""
+
+    def Run(self, request_iterator, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+
+def add_StageServicer_to_server(servicer, server):
+    rpc_method_handlers = {
+            'Run': grpc.stream_stream_rpc_method_handler(
+                    servicer.Run,
+                    request_deserializer=wire_dot_odmoe__pb2.ToStage.FromString,
+                    response_serializer=wire_dot_odmoe__pb2.FromStage.SerializeToString,
+            ),
+    }
+    generic_handler = grpc.method_handlers_generic_handler(
+            'odmoe.Stage', rpc_method_handlers)
+    server.add_generic_rpc_handlers((generic_handler,))
+    server.add_registered_method_handlers('odmoe.Stage', rpc_method_handlers)
+
+
+ # This class is part of an EXPERIMENTAL API.
+class Stage:
+    """Missing associated documentation comment in .proto file."""
+
+    @staticmethod
+    def Run(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_stream(
+            request_iterator,
+            target,
+            '/odmoe.Stage/Run',
+            wire_dot_odmoe__pb2.ToStage.SerializeToString,
+            wire_dot_odmoe__pb2.FromStage.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)

@@ -52,6 +52,7 @@ def choose_devices(
         needed, held = role_bytes(store, role, settings.shadow), taken.get(device, 0)
         if role == "main" and settings.drafts_by_head:
             needed += head_bytes(store)
+        needed //= settings.shadow_hosts if role == "shadow" else 1
         if settings.device_of(role) == AUTO:
             chosen[f"{role}_device"] = str(device) if _fits(role, device, needed, held) else "cpu"
         if chosen.get(f"{role}_device") != "cpu":

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
 
-from checkpoint.devices.names import AUTO, accelerator, count, find_device
+from checkpoint.devices.names import AUTO, accelerator, accelerator_memory, count, find_device
 from odmoe.settings.declarations import CUDA, ROLES
 from odmoe.settings.settings import Settings
 from odmoe.settings.table import flag
@@ -32,6 +33,15 @@ def shadow_devices(settings: Settings) -> list[torch.device]:
     """All that share the shadow's layers; `device_of` has the first. Raises ConfigError."""
     _, *others = settings.device_of("shadow").split(",")
     return [device_of(settings, "shadow"), *(find_device(name, flag("shadow_device")) for name in others)]
+
+
+def shadow_room(settings: Settings) -> int:
+    """Bytes of all memory of this machine that a part of the shadow may use. They do not depend on what is there
+    already, so a process that starts again has the same part."""
+    devices = shadow_devices(settings)
+    if devices[0].type == "cpu":
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return sum(accelerator_memory(device)[1] for device in devices) or 1
 
 
 def _like_workers(settings: Settings) -> torch.device:

@@ -152,12 +152,33 @@ def make_shadow(settings: Settings, store: ExpertStore, emulation: Emulation | N
     from shadow_node.model import ShadowModel
     from shadow_node.node import Shadow
 
-    devices = ",".join(map(str, shadow_devices(settings)))
     manifest, pace = store.manifest, ShadowPace(emulation) if emulation else None
-    model = ShadowModel(store, settings.shadow, devices)
+    model = ShadowModel(store, settings.shadow, _shadow_device(settings))
     kept = model.kept_prompts(settings.kept_bytes) if emulation is None else None  # there a pass takes its own time
     shadow = Shadow("shadow", model, manifest.model_digest, manifest.dtype, pace, kept)
     return with_timing(shadow, emulation)
+
+
+def make_shadow_part(settings: Settings, store: ExpertStore, number: int, rooms: tuple[int, ...]) -> Node:
+    """A process of a shadow that `rooms` bytes of several share; that with number 0 is the shadow node."""
+    from shadow_node.node import Shadow
+    from shadow_node.stages.division import Part
+    from shadow_node.stages.first import FirstStage
+    from shadow_node.stages.later import LaterStage
+    from shadow_node.stages.node import Stage
+
+    device, part = _shadow_device(settings), Part(number, rooms)
+    belongs = store.manifest.model_digest, store.manifest.dtype
+    if number:
+        return Stage(f"part {number} of the shadow", LaterStage(store, settings.shadow, device, part=part), *belongs)
+    model = FirstStage(store, settings.shadow, device, part)
+    shadow = Shadow("shadow", model, *belongs)
+    model.on_part_lost = shadow.on_part_lost
+    return shadow
+
+
+def _shadow_device(settings: Settings) -> str:
+    return ",".join(map(str, shadow_devices(settings)))
 
 
 def _keeping(settings: Settings, store: ExpertStore) -> KVKeeping | None:

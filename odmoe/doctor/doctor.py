@@ -78,7 +78,8 @@ def examine(asked: Asked, step: Step) -> Report:
     workers = NODES if cluster is None else len(cluster.hosts_of("worker_node"))
     if asked.shadow not in (schemes := [*SHADOW_BYTES, "none"]):
         raise ConfigError(f"--shadow is {asked.shadow!r}; allowed: {', '.join(schemes)}")
-    needs = needs_of(asked.model, asked.shadow, workers) if asked.model else None
+    parts = max(1, 0 if cluster is None else len(cluster.hosts_of("shadow_node")))
+    needs = needs_of(asked.model, asked.shadow, workers, parts) if asked.model else None
     wanted = _wanted_of(cluster, needs)
     results = _examine_alone(asked, wanted, step) if cluster is None else _examine_cluster(asked, cluster, wanted, step)
     return Report(cluster.name if cluster else None, needs, results)

@@ -24,8 +24,8 @@ class Needs:
     shadow: str
 
 
-def needs_of(model: str, shadow: str, workers: int) -> Needs:
-    """Raises ConfigError, CheckpointError."""
+def needs_of(model: str, shadow: str, workers: int, shadow_hosts: int = 1) -> Needs:
+    """`shadow_hosts` share the shadow's layers. Raises ConfigError, CheckpointError."""
     from odmoe.api.plan_model import model_of, read_config
     from scheduler.planning.role_bytes import CPU_REST_BYTES
     from scheduler.planning.scaling import Hardware, Policy, Setup, memory
@@ -40,7 +40,7 @@ def needs_of(model: str, shadow: str, workers: int) -> Needs:
     roles = memory(setup, slots=1, rest_bytes=CPU_REST_BYTES)
     return Needs(
         model,
-        {"main_node": roles["main"], "shadow_node": roles["shadow"], "worker_node": roles["worker"]},
+        {"main_node": roles["main"], "shadow_node": roles["shadow"] // shadow_hosts, "worker_node": roles["worker"]},
         store := size.dense_bytes + size.store_bytes,
         0 if _has_weights(model) else store,
         size.layers * size.top_k * size.expert_bytes,

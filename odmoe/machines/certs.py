@@ -367,7 +367,7 @@ def _read_certificate(file: Path) -> x509.Certificate:
 def _role_of(name: str) -> frozenset[str]:
     """The role of a host with such a name in a cluster file. Others have none, and may only measure their links."""
     role = name.partition("-")[0]
-    return frozenset((role,)) if role == "worker" or name in ROLES else frozenset()
+    return frozenset((role,)) if role in ("worker", "shadow") or name in ROLES else frozenset()
 
 
 def _dns_names(name: str, address: str, roles: frozenset[str]) -> list[str]:

@@ -11,6 +11,7 @@ from typing import Any
 
 from odmoe.settings.settings import Settings
 from scheduler.errors import ConfigError
+from scheduler.limits import MAX_SHADOW_HOSTS
 from scheduler.unknown_names import nearest
 from scheduler.yaml_file import MAX_SHOWN, key_line, key_text, read_yaml
 
@@ -73,8 +74,8 @@ OWN_SETTINGS = ("slots", "loader", "threads", "device")
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """One machine. A worker has a `number`, in the file's order, and a `group`, both from 0. Other roles have number
-    0."""
+    """One machine. A worker has a `number`, in the file's order, and a `group`, both from 0. A part of the shadow has a
+    number, too; the main node's is 0."""
 
     role: str
     number: int
@@ -84,8 +85,9 @@ class Host:
 
     @property
     def name(self) -> str:
-        """`main`, `shadow`, `worker-0`, ..."""
-        return f"worker-{self.number}" if self.role == "worker_node" else self.role.removesuffix("_node")
+        """`main`, `shadow`, `shadow-1`, ..., `worker-0`, ..."""
+        role = self.role.removesuffix("_node")
+        return f"{role}-{self.number}" if role == "worker" or self.number else role
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,14 +231,19 @@ def _part(found: Any, key: str, kind: type, path: Path) -> Any:
 def read_hosts(roles: dict[str, Any], where: str) -> Iterator[Host]:
     """The main node, the shadow if there is one, then workers. Raises ConfigError.
 
-    A host is an address, or a mapping with `host` and settings of its own. Workers are a list of hosts or of groups.
+    A host is an address, or a mapping with `host` and settings of its own. The shadow may be a list of hosts that share
+    its layers. Workers are a list of hosts or of groups.
     """
     unknown_roles = [role for role in roles if role not in ROLES]
     if unknown_roles:
         raise ConfigError(f"{where}: hosts has the role {unknown_roles[0]!r}; allowed: {', '.join(ROLES)}")
     seats: list[tuple[str, int, int | None, Any]] = [("main_node", 0, None, roles.get("main_node"))]
-    if roles.get("shadow_node") is not None:
-        seats.append(("shadow_node", 0, None, roles["shadow_node"]))
+    shadow = roles.get("shadow_node")
+    if isinstance(shadow, list) and not 1 <= len(shadow) <= MAX_SHADOW_HOSTS:
+        raise ConfigError(f"{where}: shadow_node has {len(shadow)} hosts; allowed: 1 to {MAX_SHADOW_HOSTS}, or no list")
+    if shadow is not None:
+        parts = shadow if isinstance(shadow, list) else [shadow]
+        seats += [("shadow_node", number, None, part) for number, part in enumerate(parts)]
     seats += _workers(roles.get("worker_node"), where)
     taken: dict[str, str] = {}
     for role, number, group, declared in seats:

@@ -102,6 +102,9 @@ class Main(NodeProcess):
         size = group_size(hosts) if self._settings.uses_existing_ray else None
         if size and "group_size" not in self._settings.model_fields_set:
             self._settings = self._settings.replace(group_size=size)
+        parts = sum(host.role == "shadow_node" for host in hosts)
+        if parts > 1 and self._settings.has_shadow and not self._settings.is_given("shadow_hosts"):
+            self._settings = self._settings.replace(shadow_hosts=parts)
         configuration = configure(self._settings, store)
         self._recorder = make_recorder(self._settings, store, configuration)
         engine = make_engine(self._settings, store, configuration, emulation, self._recorder)

@@ -93,7 +93,7 @@ class RayCluster:
             return
         if os.environ.get("RAY_AUTH_MODE") != "token":
             raise LaunchError("Ray was imported before prepare_ray('local'); start clusters by odmoe.start")
-        roles = {"main_node": 1, "shadow_node": int(settings.has_shadow), "worker_node": settings.workers}
+        roles = {"main_node": 1, "shadow_node": settings.shadow_processes, "worker_node": settings.workers}
 
         def start() -> None:
             ray.init(
@@ -186,7 +186,7 @@ class RayCluster:
 
     def _check_room(self, settings: Settings) -> None:
         """Check that there are enough hosts of each role, free within FREE_S: those of an ended run take a while."""
-        wanted = {"main_node": 1, "shadow_node": int(settings.has_shadow)}
+        wanted = {"main_node": 1, "shadow_node": settings.shadow_processes}
         wanted["worker_node"] = settings.workers if settings.workers_given else 1
         if settings.uses_existing_ray and hosts_of_launcher():  # the launcher is starting the others
             wanted = {"main_node": 1}

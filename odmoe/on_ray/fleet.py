@@ -58,11 +58,13 @@ class Fleet:
     # --- where nodes stand --------------------------------------------------------------------------------------
 
     def find_seats(self) -> list[tuple[Role, int]]:
-        """Give every new seat a number, that of the cluster file if it is there. Returns the nodes for these seats."""
+        """Give every new seat a number, that of the cluster file if it is there. Returns the nodes for these seats.
+
+        Of a shadow in several processes, only the first is a node of the engine's, and comes once all have seats."""
         nodes = ray.nodes()
         settings, known = self._settings, self._seats
         most: dict[Role, float] = {
-            "shadow": int(settings.has_shadow),
+            "shadow": settings.shadow_processes,
             "worker": settings.workers if settings.workers_given else math.inf,
         }
         roles: tuple[tuple[Role, str], ...] = (("shadow", "shadow_node"), ("worker", "worker_node"))
@@ -72,7 +74,10 @@ class Fleet:
                 if seat not in known[kind].values() and len(known[kind]) < most[kind]:
                     number = self._number(kind, seat)
                     known[kind][number] = seat
-                    fresh.append((kind, number))
+                    if kind == "worker":
+                        fresh.append((kind, number))
+                    elif len(known[kind]) == most[kind]:
+                        fresh.append((kind, 0))
         return fresh
 
     def _number(self, kind: Role, seat: Seat) -> int:
@@ -140,6 +145,9 @@ class Fleet:
         """For every seat: its host, its node's state, the node's own facts, its last error. Hosts of the cluster file
         that have not joined are `missing`."""
         known = {(node.role, node.number): asdict(node) for node in self._engine.peers.nodes()}
+        for number in self._seats["shadow"]:  # a divided one is there with all of its parts
+            if number and ("shadow", 0) in known:
+                known["shadow", number] = {"state": known["shadow", 0]["state"]}
         rows = [
             self._fact(kind, number, seat, known.get((kind, number), {}))
             for kind, seats in self._seats.items()
@@ -176,7 +184,16 @@ class Fleet:
     # --- how they come ------------------------------------------------------------------------------------------
 
     def begin(self, kind: Role, number: int) -> Any:
+        if kind == "shadow" and self._settings.shadow_hosts > 1:
+            return self._begin_parts()
         return self.actor(kind, number).start.remote(kind, number)
+
+    def _begin_parts(self) -> Any:
+        """All processes of a divided shadow, which load at the same time. Ray passes rooms and addresses on."""
+        parts = [self.actor("shadow", number) for number in range(self._settings.shadow_hosts)]
+        rooms = [part.room.remote() for part in parts]
+        addresses = [part.start_part.remote(number, len(parts), *rooms) for number, part in enumerate(parts)]
+        return parts[0].join_parts.remote(*addresses)
 
     def join(self, kind: Role, number: int, begun: Any = None) -> None:
         """One attempt to join, of at most `launch_s` for the process and for the stream each. Raises ODMoEError."""
@@ -212,7 +229,8 @@ class Fleet:
             address = get(begun, max(0.0, end - time.monotonic()), f"{name} ({seat.name})")
         except LinkError as error:
             if isinstance(error.__cause__, ActorDiedError):
-                self._forget(seat)
+                for one in self._seats["shadow"].values() if kind == "shadow" else [seat]:
+                    self._forget(one)
             raise
         self._add(kind, number, address)
         self._addresses[seat] = address

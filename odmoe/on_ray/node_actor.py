@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import threading
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import Any
 
 import ray
 
@@ -14,10 +15,10 @@ from odmoe.on_ray.seats import seats_of_role
 from odmoe.settings.settings import Settings
 from odmoe.stores import open_verified
 from scheduler.errors import LaunchError
-from wire.base import Node, Role
+from wire.base import Node, Role, Served
 
-if TYPE_CHECKING:
-    pass
+REACH_S = 1.0
+"""How long a part of a shadow may take to answer: Ray has just said where it is."""
 
 
 class NodeProcess:
@@ -40,6 +41,8 @@ class NodeActor(NodeProcess):
         super().__init__(settings, store)
         self._server: Any = None
         self._node: Node | None = None
+        self._rooms: tuple[int, ...] = ()
+        """Of all parts, where this is one of a divided shadow."""
         self._starting = threading.Lock()
         self._stopped = False
 
@@ -51,6 +54,51 @@ class NodeActor(NodeProcess):
             if self._server is None:
                 self._build(role, number)
             return str(self._server.address)
+
+    def room(self) -> int:
+        """Bytes of memory for a part of a divided shadow."""
+        from odmoe.clusters.devices import shadow_room
+
+        return shadow_room(self._settings)
+
+    def start_part(self, number: int, parts: int, *rooms: int) -> str:
+        """Build a part of a divided shadow and serve it, anew where the rooms are others. Returns its address."""
+        with self._starting:
+            if self._stopped:
+                raise LaunchError(f"part {number} of the shadow was stopped; start the cluster again")
+            if self._server is not None and self._rooms != rooms[:parts]:
+                self._close()
+            if self._server is None:
+                self._build_part(number, rooms[:parts])
+            return str(self._server.address)
+
+    def join_parts(self, *addresses: str) -> str:
+        """Of the first part: the others are at these addresses, which follow its own. Returns its own."""
+        from wire.rpc.client import connect
+
+        secret, identity = credentials(self._settings)
+        node: Any = self._node
+        if node is None:
+            raise LaunchError("the first part of the shadow was started anew meanwhile; it is tried again")
+        node.model.connects = [
+            partial(connect, address, "stage", secret=secret, identity=identity, deadline_s=REACH_S)
+            for address in addresses[1:]
+        ]
+        return addresses[0]
+
+    def _build_part(self, number: int, rooms: tuple[int, ...]) -> None:
+        from odmoe.clusters.device_choice import choose_devices
+        from odmoe.clusters.nodes import make_shadow_part
+        from wire.rpc.server import GrpcServer
+
+        prefer_as_victim("shadow")
+        secret, identity = credentials(self._settings)
+        store = open_verified(self._store)
+        chosen = choose_devices(self._settings, store, ["shadow"], beside_workers=False)
+        self._node, self._rooms = make_shadow_part(chosen, store, number, rooms), rooms
+        host, port = own_host(self._settings), self._settings.node_port
+        kind: Served = "stage" if number else "shadow"
+        self._server = GrpcServer(self._node, kind, host, port, secret=secret, identity=identity)
 
     def _build(self, role: Role, number: int) -> None:
         from checkpoint.expert import ExpertArithmetic
@@ -76,10 +124,14 @@ class NodeActor(NodeProcess):
 
     def stop(self) -> None:
         self._stopped = True
-        if self._server is not None:
-            self._server.close()
-        if self._node is not None:
-            self._node.close()
+        self._close()
+
+    def _close(self) -> None:
+        server, node, self._server, self._node = self._server, self._node, None, None
+        if server is not None:
+            server.close()
+        if node is not None:
+            node.close()
 
 
 def workers_here(settings: Settings) -> int:

@@ -170,4 +170,5 @@ def _kill(pids: Sequence[int]) -> list[int]:
 
 
 def _name_of(row: dict[str, Any]) -> str:
-    return "shadow" if row["kind"] == "shadow" else f"{row['kind']} {row['number']}"
+    first_shadow = row["kind"] == "shadow" and not row["number"]
+    return "shadow" if first_shadow else f"{row['kind']} {row['number']}"

@@ -23,7 +23,7 @@ from odmoe.settings.units import (
     Drafts,
 )
 from scheduler.alignment import ALL_ROWS, NEWEST_ROWS
-from scheduler.limits import MAX_CONTEXT, MAX_THREADS, MAX_WORKERS
+from scheduler.limits import MAX_CONTEXT, MAX_SHADOW_HOSTS, MAX_THREADS, MAX_WORKERS
 
 MAX_PARALLEL, MAX_QUEUE = 64, 1024
 """Maximum numbers of requests that a main node answers at once, and that wait for it: each needs a thread."""
@@ -308,6 +308,15 @@ class Declarations(MemorySettings):
         heading="Cluster",
         metavar="DEVICES",
         fixed="running",
+        verify=True,
+    )
+    shadow_hosts: Count = count(
+        1,
+        "Processes that share the shadow's layers, each on a host of its own (default: 1, or the cluster file's)",
+        heading="Cluster",
+        most=MAX_SHADOW_HOSTS,
+        fixed="running",
+        from_cluster=True,
         verify=True,
     )
     worker_device: Device | None = setting(

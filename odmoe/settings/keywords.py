@@ -74,6 +74,7 @@ class LoadKeywords(PolicyKeywords, total=False):
     device: str
     main_device: str | None
     shadow_device: str | None
+    shadow_hosts: int
     worker_device: str | None
     check_loads: str
     max_new_tokens: int

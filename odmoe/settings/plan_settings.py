@@ -102,7 +102,7 @@ class PlanSettings(Table):
     shadow_memory: Sizes | None = setting(
         None,
         SIZES,
-        "Device memory of the shadow, of several devices that share its layers: 24GB,24GB",
+        "Device memory of the shadow, of several devices or hosts that share its layers: 24GB,24GB",
         heading="Memory",
         metavar="SIZE[,SIZE...]",
     )

@@ -62,6 +62,7 @@ class Settings(Declarations):
         self._check_memory(named)
         self._check_loader(named)
         self._check_drafts(named)
+        self._check_shadow_hosts(named)
         if self.system_prompt is not None and not self.chat:
             raise ConfigError(
                 f"{named('system_prompt')} is given without {named('chat')}; a system message is part of a chat"
@@ -121,6 +122,23 @@ class Settings(Declarations):
             raise ConfigError(
                 f"{source} is {device} with {named('loader')} {self.loader}, which loads into ordinary memory; "
                 f"give {named('loader')} cuda, or {named('worker_device')} cpu"
+            )
+
+    def _check_shadow_hosts(self, named: Callable[[str], str]) -> None:
+        if self.shadow_hosts == 1:
+            return
+        label = f"{named('shadow_hosts')} is {self.shadow_hosts}"
+        if not self.has_shadow:
+            raise ConfigError(f"{label} without a shadow; give a system with one, such as od-moe, or leave it out")
+        if self.cluster == "embedded":
+            raise ConfigError(
+                f"{label} with {named('cluster')} embedded, where all nodes are one process; give {named('cluster')} "
+                f"local, or several devices with {named('shadow_device')}"
+            )
+        if self.profile is not None:
+            raise ConfigError(
+                f"{label} with {named('profile')} {self.profile}, which has no time for the way between parts of a "
+                f"shadow; give {named('shadow_hosts')} 1"
             )
 
     def _check_drafts(self, named: Callable[[str], str]) -> None:
@@ -222,6 +240,11 @@ class Settings(Declarations):
     def has_shadow(self) -> bool:
         """Whether the system uses a shadow; what auto becomes does not."""
         return self.system != AUTO and self.system_config.predictor == "sep" and self.shadow != "none"
+
+    @property
+    def shadow_processes(self) -> int:
+        """Over which the shadow's layers are divided; 0 without a shadow."""
+        return self.shadow_hosts if self.has_shadow else 0
 
     @property
     def has_drafts(self) -> bool:

@@ -1,4 +1,4 @@
-"""The memory of a shadow whose layers share several devices."""
+"""The memory of a shadow whose layers share several devices, of one machine or of several."""
 
 from __future__ import annotations
 
@@ -40,9 +40,14 @@ def shadow_shares(setup: Setup) -> list[int]:
 
 
 def shares_text(setup: Setup) -> str:
-    """`23.8 GB and 23.7 GB, which fit into 24.00 GB and 24.00 GB`; empty if their memory is not given."""
+    """`23.8 GB and 23.7 GB, which fit into 24.00 GB and 24.00 GB`, and how; empty if their memory is not given."""
     shares = shadow_shares(setup)
-    return f"{_texts(shares)}, which fit into {_texts(setup.hardware.shadow_bytes)}" if shares else ""
+    if not shares:
+        return ""
+    fit = f"{_texts(shares)}, which fit into {_texts(setup.hardware.shadow_bytes)}"
+    if len(shares) == 1:
+        return fit
+    return f"{fit}, devices of one machine (--shadow-device) or of a machine each (--shadow-hosts {len(shares)})"
 
 
 def _texts(sizes: list[int] | tuple[int, ...]) -> str:

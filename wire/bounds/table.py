@@ -50,6 +50,9 @@ LONG_S = 1e9
 RATE = 1e15
 """Bytes a second."""
 
+MAX_MARKS = 1 << 20
+"""Passes that a shadow may go back to."""
+
 CACHE_TENSORS = 64
 """Tensors of a KV cache, for each layer."""
 
@@ -230,6 +233,46 @@ def fields_of(limits: ModelLimits) -> dict[type, dict[str, Bound]]:
         w.Draft: {"request": an_id, "step": step, "token": token, "path": whole(U32)},
         w.ShadowProgress: {"request": an_id, "step": step, "idle": flag()},
         w.ShadowUsage: {"device_bytes_max": memory},
+        # between shadow and stage
+        w.RunLayers: {
+            "run": an_id,
+            "request": an_id,
+            "tokens": wholes(tokens - 1, context),
+            "hidden": cached,
+            "more": flag(),
+            "marks": many(an_id, MAX_MARKS),
+        },
+        w.CancelRun: {"run": an_id},
+        w.AlignLayers: {
+            "request": an_id,
+            "kv_start": position,
+            "kv": many(cached, CACHE_TENSORS * (limits.depth or 1024)),
+            "taken_over": flag(),
+        },
+        w.MarkLayers: {"request": an_id, "mark": an_id, "rows": flag()},
+        w.ReturnTo: {"request": an_id, "mark": an_id},
+        w.TakenRows: {"run": an_id},
+        w.StageReady: {
+            "version": whole(U32),
+            "node": name,
+            "scheme": name,
+            "first": whole(limits.depth or U32),
+            "stop": whole(limits.depth or U32),
+            "device_bytes": memory,
+            "host": name,
+            "pid": whole(U32),
+            "device_name": name,
+            "device": name,
+        },
+        w.RanLayers: {
+            "run": an_id,
+            "hidden": cached,
+            "more": flag(),
+            "token": optional(token),
+            "axes": wholes(MAX_DIMS, CACHE_TENSORS * (limits.depth or 1024)),
+            "states": whole(CACHE_TENSORS * (limits.depth or 1024)),
+            "cache_bytes": memory,
+        },
     }
 
 

@@ -8,7 +8,7 @@ from concurrent import futures
 from typing import Any
 
 from scheduler.errors import ConfigError, LinkError, ODMoEError
-from wire.base import Channel, Handler, Role
+from wire.base import Channel, Handler, Served
 from wire.rpc.pulse import PULSE, Pulse
 from wire.rpc.quiet_grpc import grpc
 from wire.rpc.stream import ACCEPTED_KEY, CLIENT_OPTIONS, EDGES, SECRET_KEY, Stream, check_access, error_of
@@ -21,7 +21,7 @@ PROBE_AFTER_S, PROBE_EACH_S = 0.25, 0.5
 
 def connect(
     address: str,
-    kind: Role,
+    kind: Served,
     handler: Handler,
     secret: str | None = None,
     deadline_s: float = 10.0,
@@ -31,18 +31,18 @@ def connect(
     """Open a stream to the node at `address` ("host:port"); its messages go to `handler`, from a thread of their own.
 
     With an `identity` the node must speak TLS, with a certificate of this cluster for that address and that kind of
-    node, and this host's must be a main node's. A node that is not there yet may appear until `deadline_s`. `pulse`
-    bounds a node's silence. Raises `ConfigError` for an invalid address, or one off loopback without a secret and an
-    identity; `LinkError` if the node cannot be reached, `CertificateError` if one of the two rejects the other's
-    certificate, `SecretError` if it rejects the secret, `HandshakeError` if it is a node of another kind. After an
-    error `handler` is never called.
+    node, and this host's must be a main node's, or for a stage the shadow's. A node that is not there yet may appear
+    until `deadline_s`. `pulse` bounds a node's silence. Raises `ConfigError` for an invalid address, or one off
+    loopback without a secret and an identity; `LinkError` if the node cannot be reached, `CertificateError` if one of
+    the two rejects the other's certificate, `SecretError` if it rejects the secret, `HandshakeError` if it is a node of
+    another kind. After an error `handler` is never called.
     """
     host, port = _parts(address)
     check_access(host, secret, identity)
     edge = EDGES[kind]
     if identity:
-        identity.check_role("main")
-        options = (*CLIENT_OPTIONS, *identity.channel_options(kind, host))
+        identity.check_role(edge.caller)
+        options = (*CLIENT_OPTIONS, *identity.channel_options(edge.role, host))
         channel = grpc.secure_channel(address, identity.channel_credentials(), options=options)
     else:
         channel = grpc.insecure_channel(address, options=CLIENT_OPTIONS)
@@ -57,7 +57,7 @@ def connect(
     )
     reader.start()
     try:
-        _await(opened, stream.peer, deadline_s, TlsProbe(host, port, identity, stream.peer, kind))
+        _await(opened, stream.peer, deadline_s, TlsProbe(host, port, identity, stream.peer, edge.role))
     except BaseException:
         call.cancel()
         raise

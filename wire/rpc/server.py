@@ -12,7 +12,7 @@ from concurrent import futures
 from typing import Any, NoReturn
 
 from scheduler.errors import CertificateError, HandshakeError, LaunchError, ODMoEError, SecretError
-from wire.base import Handler, Node, Role
+from wire.base import Handler, Node, Served
 from wire.refusals import Refusals
 from wire.rpc.doorman import Doorman
 from wire.rpc.pulse import PULSE, Pulse
@@ -55,15 +55,15 @@ class GrpcServer:
     """Serves a node at `address` ("host:port") from construction to `close`, which does not close the node.
 
     With an `identity`, which must be a `kind`'s, it speaks only TLS, and only to clients with a main node's certificate
-    of the same CA. A refused client is logged at WARNING on the logger `wire`, with the error that the client gets.
-    Raises `ConfigError` off loopback without a secret or an identity, `CertificateError` for another kind's identity,
-    `LaunchError` when it cannot listen.
+    of the same CA; a stage's is a shadow's, and so are those of its clients. A refused client is logged at WARNING on
+    the logger `wire`, with the error that the client gets. Raises `ConfigError` off loopback without a secret or an
+    identity, `CertificateError` for another kind's identity, `LaunchError` when it cannot listen.
     """
 
     def __init__(
         self,
         node: Node,
-        kind: Role,
+        kind: Served,
         host: str = "127.0.0.1",
         port: int = 0,
         secret: str | None = None,
@@ -72,7 +72,7 @@ class GrpcServer:
     ) -> None:
         check_access(host, secret, identity)
         if identity:
-            identity.check_role(kind)
+            identity.check_role(EDGES[kind].role)
         self._node, self._edge = node, EDGES[kind]
         self._secret, self._identity = secret, identity
         self._pulse = pulse
@@ -147,13 +147,15 @@ class GrpcServer:
         reader.start()
 
     def _check_role(self, context: grpc.ServicerContext) -> None:
-        """Only a main node opens streams: any other host of the cluster has a certificate, and the secret, too."""
+        """Only a main node opens streams, or to a stage the shadow: any other host of the cluster has a certificate,
+        and the secret, too."""
         if self._identity is None or self._identity.roles is None:
             return
         seen: Any = context.auth_context()  # grpc's own types have its values as numbers
         roles = roles_in(name.decode(errors="replace") for name in seen.get("peer_dns", ()))
-        if "main" not in roles:
-            self._refuse(context, CertificateError(f"the certificate of {context.peer()} {not_for('main', roles)}"))
+        caller = self._edge.caller
+        if caller not in roles:
+            self._refuse(context, CertificateError(f"the certificate of {context.peer()} {not_for(caller, roles)}"))
 
     def _authenticate(self, context: grpc.ServicerContext) -> None:
         if self._secret is None:
@@ -181,7 +183,7 @@ def _until_over(requests: Iterator[bytes], context: grpc.ServicerContext, stream
     yield from requests
 
 
-def _listen(server: grpc.Server, kind: Role, host: str, port: int, credentials: grpc.ServerCredentials | None) -> str:
+def _listen(server: grpc.Server, kind: Served, host: str, port: int, credentials: grpc.ServerCredentials | None) -> str:
     """Bind; returns "host:port"."""
     shown = f"[{host}]" if ":" in host else host
     try:

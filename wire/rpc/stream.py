@@ -5,7 +5,7 @@ from __future__ import annotations
 import ipaddress
 import logging
 from collections.abc import Callable, Iterable, Iterator
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from scheduler import errors
 from scheduler.errors import (
@@ -18,7 +18,7 @@ from scheduler.errors import (
     SecretError,
 )
 from wire import codec, runtime
-from wire.base import Handler, Role
+from wire.base import Handler, Role, Served
 from wire.bounds.check import GENERAL
 from wire.bounds.table import MAX_BUNDLED
 from wire.codec import Codec
@@ -59,11 +59,16 @@ class Edge(NamedTuple):
     method: str
     to_node: Codec
     from_node: Codec
+    role: Role
+    """That its host's certificate has to be for."""
+    caller: Literal["main", "shadow"] = "main"
+    """The role of the hosts that may open streams to it."""
 
 
-EDGES: dict[Role, Edge] = {
-    "worker": Edge("odmoe.Worker", "Work", codec.TO_WORKER, codec.FROM_WORKER),
-    "shadow": Edge("odmoe.Shadow", "Follow", codec.TO_SHADOW, codec.FROM_SHADOW),
+EDGES: dict[Served, Edge] = {
+    "worker": Edge("odmoe.Worker", "Work", codec.TO_WORKER, codec.FROM_WORKER, "worker"),
+    "shadow": Edge("odmoe.Shadow", "Follow", codec.TO_SHADOW, codec.FROM_SHADOW, "shadow"),
+    "stage": Edge("odmoe.Stage", "Run", codec.TO_STAGE, codec.FROM_STAGE, "shadow", caller="shadow"),
 }
 
 _OPTIONS = (

@@ -129,6 +129,9 @@ def _slow_alignment(plan: Estimate) -> list[str]:
 def _large_shadow(plan: Estimate) -> list[str]:
     """That a machine for the shadow could hold the model itself."""
     shadow, whole = plan.memory["shadow"], plan.memory["whole"]
+    parts = len(plan.setup.hardware.shadow_bytes)
+    if shadow < whole and parts > 1:
+        return [f"The shadow needs {megabytes(shadow)} of device memory, of one machine or of {parts} together"]
     if shadow < whole:
         return [f"The shadow's machine needs {megabytes(shadow)} of device memory"] if shadow else []
     return [

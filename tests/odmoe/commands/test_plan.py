@@ -292,6 +292,13 @@ def test_the_papers_shadow_fits_on_two_devices_of_24_gb(planned: Callable[..., d
     assert max(found["shadow_bytes"]) < 24e9
 
 
+@pytest.mark.usefixtures("no_changes")
+def test_devices_of_a_shadow_may_be_of_several_machines(cli: CommandLine) -> None:
+    said = " ".join(cli("plan", "-m", MIXTRAL, "--shadow-memory", "24GB,24GB").out.split())
+    assert "devices of one machine (--shadow-device) or of a machine each (--shadow-hosts 2)" in said
+    assert "The shadow needs 47.50 GB of device memory, of one machine or of 2 together" in said
+
+
 @pytest.mark.parametrize(
     ("flags", "says"),
     [

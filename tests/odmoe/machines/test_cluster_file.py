@@ -110,6 +110,18 @@ def test_a_shadows_layers_may_be_shared_by_devices(tmp_path: Path) -> None:
     assert Settings(model="m").replace(**found.settings).shadow_device == "cuda:0,cuda:1"
 
 
+def test_a_shadows_layers_may_be_shared_by_hosts(tmp_path: Path) -> None:
+    hosts = {"main_node": "10.0.0.1", "shadow_node": ["10.0.0.8", {"host": "10.0.0.9", "device": "cuda"}], **WORKER}
+    found = read_cluster_file(write(tmp_path, hosts)).hosts_of("shadow_node")
+    assert [(host.name, host.number, host.address) for host in found] == [
+        ("shadow", 0, "10.0.0.8"),
+        ("shadow-1", 1, "10.0.0.9"),
+    ]
+    assert found[1].settings == {"shadow_device": "cuda"}
+    with pytest.raises(ConfigError, match="shadow_node has 0 hosts; allowed: 1 to 16, or no list"):
+        read_cluster_file(write(tmp_path, hosts | {"shadow_node": []}))
+
+
 @pytest.mark.parametrize(
     ("own", "message"),
     [

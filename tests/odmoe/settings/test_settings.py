@@ -40,6 +40,9 @@ WRONG: list[tuple[dict[str, Any], list[str]]] = [
     ({"cluster": ""}, ["--cluster", "''", *CLUSTERS]),
     ({"cluster": "head:0"}, ["--cluster", "'head:0'"]),
     ({"cluster": "head:99999"}, ["--cluster", "'head:99999'"]),
+    ({"shadow_hosts": 2}, ["--shadow-hosts is 2 with --cluster embedded", "--cluster local", "--shadow-device"]),
+    ({"shadow_hosts": 2, "cluster": "local", "shadow": "none"}, ["--shadow-hosts is 2 without a shadow"]),
+    ({"shadow_hosts": 2, "cluster": "local", "profile": "rtx3090-1gbe"}, ["--shadow-hosts is 2 with --profile"]),
     ({"cluster": ":6379"}, ["--cluster", "':6379'"]),
     ({"cluster": "head:63x"}, ["--cluster", "'head:63x'"]),
 ]

@@ -29,12 +29,16 @@ class ArithmeticModel:
     """
 
     scheme, device, device_bytes, layers, streams = "none", "cpu", 0, LAYERS, ()
+    remote_cache_bytes = 0
     limits = ModelLimits(dict.fromkeys(range(LAYERS), EXPERTS))
 
     def __init__(self, window: int = 0, states: bool = False) -> None:
         self._window, self._states = window, states
         self.on_routed: Callable[[int, list[int], list[float]], None] | None = None
         self.on_layer: Callable[[], None] = lambda: None
+
+    def reach(self) -> None:
+        pass
 
     def new_cache(self) -> Any:
         cache = DynamicCache()

@@ -16,6 +16,7 @@ from support.nodes.streams import WAIT_S, EchoNode, Recorder
 from wire import sessions as sessions_module
 from wire.messages import PROTOCOL_VERSION, Echo, Failed, Hello, Load, Loaded, WorkerReady
 from wire.rpc.pulse import PULSE
+from wire.rpc.server import GrpcServer
 from wire.rpc.tls import Identity, role_name, roles_in
 from wire.sessions import Session, Sessions
 
@@ -58,6 +59,20 @@ def test_a_node_of_another_role_is_not_connected(kit, authority, there, wanted):
     with pytest.raises(CertificateError, match=f"refused the {wanted} at .*: its certificate {reason}"):
         kit.connect(server.address, Recorder(), kind=wanted, identity=Identity.read(ca.folder(roles=("main",))))
     assert not node.streams
+
+
+def test_a_stage_is_a_shadows_and_only_a_shadow_calls_it(kit, authority):
+    ca = authority()
+    identities = {role: Identity.read(ca.folder(roles=(role,))) for role in ROLES}
+    for role in ("main", "worker"):
+        with pytest.raises(CertificateError, match="not for shadow"):
+            GrpcServer(EchoNode(), "stage", identity=identities[role])
+    with closing(GrpcServer(EchoNode(), "stage", identity=identities["shadow"])) as server:
+        kit.connect(server.address, Recorder(), kind="stage", identity=identities["shadow"])
+        for role in ("main", "worker"):
+            other = identities[role].whatever_role()
+            with pytest.raises(CertificateError, match=f"is for the role {role}, not for shadow"):
+                kit.connect(server.address, Recorder(), kind="stage", identity=other)
 
 
 def test_a_host_with_two_roles(kit, authority):
