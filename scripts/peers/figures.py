@@ -97,7 +97,7 @@ def rows(cells: Sequence[Cell], results: Sequence[dict[str, Any]]) -> list[dict[
 def _reference(cells: Sequence[Cell], results: Sequence[dict[str, Any]]) -> dict[tuple[str, str], list[list[int]]]:
     """The choices in each turn that others are compared with: by model those of eager, and by model and engine in few
     bits those of the first of its cell."""
-    found = {}
+    found: dict[tuple[str, str], list[list[int]]] = {}
     for cell, result in zip(cells, results, strict=True):
         engines = cell.params.get("engines")
         first = engines[0] if engines else EAGER

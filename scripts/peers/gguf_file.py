@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -71,7 +72,11 @@ def _experts(shape: Shape, layer: int, renamed: Callable[[str], str]) -> Iterato
     for part, size in enumerate(((shape.inner, shape.hidden),) * 2 + ((shape.hidden, shape.inner),)):
         of_all = [expert_names(shape, layer, expert)[part] for expert in range(shape.experts)]
         name = renamed(of_all[0].replace(".experts.0.", ".experts."))
-        yield name, (shape.experts, *size), "", lambda read, of_all=of_all: map(read, of_all)
+        yield name, (shape.experts, *size), "", partial(_each, of_all)
+
+
+def _each(names: list[str], read: Read) -> Iterator[torch.Tensor]:
+    return map(read, names)
 
 
 def _published(shape: Shape, layer: int, renamed: Callable[[str], str]) -> Iterator[Piece]:
