@@ -11,11 +11,9 @@ import torch
 
 from checkpoint.native.encoding import CODES, SCALES, CheckWeight, Parts, Shapes, first_bytes
 from checkpoint.native.mxfp4 import BLOCK, Mxfp4, bits_of_values
+from checkpoint.native.product_scratch import TURNED
 from checkpoint.native.routine_check import Routine
 from checkpoint.tensors import round_up
-
-TILE = 64
-"""Outputs that are turned together."""
 
 
 class Mxfp4OutputsFirst(Mxfp4):
@@ -67,4 +65,4 @@ class Mxfp4OutputsFirst(Mxfp4):
 
 def _scratch_bytes(outputs: int) -> tuple[int, int, int]:
     """Of the compiled routine: a block's values, a factor for each output, and a tile of values turned."""
-    return 2 * BLOCK * outputs, round_up(2 * outputs, 8), 2 * BLOCK * TILE
+    return 2 * BLOCK * outputs, round_up(2 * outputs, 8), 2 * BLOCK * TURNED

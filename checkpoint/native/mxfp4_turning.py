@@ -10,7 +10,7 @@ from typing import Any
 from numba import uint16, uint64
 
 from checkpoint.native.mxfp4 import BLOCK
-from checkpoint.native.mxfp4_outputs_first import TILE
+from checkpoint.native.product_scratch import TURNED
 from checkpoint.native.routines import compiled, mxfp4
 
 _FOUR = 4
@@ -31,20 +31,20 @@ def restore_turned(
     for block in range(len(scales)):
         rows = codes[BLOCK * block : BLOCK * (block + 1)]
         mxfp4(of_block, rows, scales[block : block + 1], factors[:pairs], table)
-        for start in range(0, outputs, TILE):
-            count = min(TILE, outputs - start)
+        for start in range(0, outputs, TURNED):
+            count = min(TURNED, outputs - start)
             _turn(of_block, start, count, turned)
             for output in range(count):
                 place = (start + output) * stride + _WORDS * block
                 for word in range(_WORDS):
-                    target[place + word] = turned[word * TILE + output]
+                    target[place + word] = turned[word * TURNED + output]
 
 
 @compiled
 def _turn(of_block: Any, start: int, count: int, turned: Any) -> None:
-    """Fill `turned`, uint64 [32 / 4, TILE], with four values of neighbouring rows each."""
+    """Fill `turned`, uint64 [32 / 4, TURNED], with four values of neighbouring rows each."""
     for word in range(_WORDS):
-        found = turned[word * TILE : word * TILE + count]
+        found = turned[word * TURNED : word * TURNED + count]
         found[:] = 0
         for row in range(_FOUR):
             values, shift = of_block[_FOUR * word + row].view(uint16)[start : start + count], uint64(16 * row)

@@ -146,14 +146,14 @@ class LlamaCpp:
         import llama_cpp
 
         self._library: Any = llama_cpp
-        defaults = llama_cpp.llama_model_default_params
+        defaults = llama_cpp.llama_cpp.llama_model_default_params
 
         def chosen() -> Any:
             found = defaults()
             found.use_extra_bufts = repack
             return found
 
-        llama_cpp.llama_model_default_params = chosen  # the class has no argument for it
+        llama_cpp.llama_cpp.llama_model_default_params = chosen  # the class has no argument for it
         self._model: Any = llama_cpp.Llama(
             str(file), n_ctx=context, n_threads=threads, n_threads_batch=threads, use_mmap=True, verbose=False
         )
