@@ -16,7 +16,7 @@ import xxhash
 from checkpoint.family import DTYPES, dtype_name
 from checkpoint.native.encoding import SCALES, Shapes
 from checkpoint.native.encodings import ENCODINGS
-from checkpoint.quantisation import BITS, GROUPS, Quantisation
+from checkpoint.quantisation import BITS, GROUPS, MXFP4, Quantisation
 from checkpoint.tensors import PAGE, round_up
 from scheduler.errors import CorruptStoreError, StoreError, StoreMismatchError
 
@@ -210,15 +210,18 @@ class Manifest:
 
     @property
     def _quantised(self) -> str:
-        """`int4 of bfloat16, groups of 64`."""
+        """`int4 of bfloat16, groups of 64`, or `mxfp4 of bfloat16`."""
+        name = self.quantised_to.partition("-")[0]
+        if name == MXFP4:
+            return f"{name} of {self.quantised_from}"
         sizes = set()
         for number, full in self.full.items():
             stored = _shapes(self.layers[number].tensors)
-            for name, (_, shape) in _shapes(full).items():
-                if (scales := stored.get(f"{name}.{SCALES}")) is not None:
+            for weight, (_, shape) in _shapes(full).items():
+                if (scales := stored.get(f"{weight}.{SCALES}")) is not None:
                     sizes.add(shape[1] // scales[1][1])
         groups = " and ".join(map(str, sorted(sizes, reverse=True)))
-        return f"{self.quantised_to.partition('-')[0]} of {self.quantised_from}, groups of {groups}"
+        return f"{name} of {self.quantised_from}, groups of {groups}"
 
     @property
     def restored_bytes(self) -> int:
@@ -356,7 +359,8 @@ def _possible_quantisation(manifest: Manifest) -> bool:
     to, made_from = manifest.quantised_to, manifest.quantised_from
     if not isinstance(to, str) or not isinstance(made_from, str) or bool(to) != bool(made_from):
         return False
-    return not to or (bool(manifest.encoding) and to in {Quantisation(*one).experts for one in product(BITS, GROUPS)})
+    known = {MXFP4, *(Quantisation(*one).experts for one in product(BITS, GROUPS))}
+    return not to or (bool(manifest.encoding) and to in known)
 
 
 def _possible_layout(tensors: tuple[TensorSpec, ...]) -> bool:

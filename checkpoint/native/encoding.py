@@ -58,6 +58,10 @@ class Encoding(ABC):
     inputs_first: ClassVar[bool] = False
     """Whether weights are [in, out]."""
 
+    def stored_shape(self, shape: tuple[int, int]) -> tuple[int, int]:
+        """Of a weight as its codes lie: the weight's own, or that of its transpose."""
+        return shape
+
     @abstractmethod
     def encode(self, published: Parts) -> dict[str, torch.Tensor]:
         """The parts of one weight of n experts, each [n, ...], from the published numbers, scales and so on under the

@@ -107,7 +107,7 @@ class Mxfp4(Encoding):
     def routine(self, dtype: torch.dtype = torch.bfloat16) -> Routine:
         from checkpoint.native import routines  # loads numba: not before an expert is to be restored
 
-        table = _bits_of_values().numpy()
+        table = bits_of_values().numpy()
 
         def restore(target: torch.Tensor, parts: Parts, scratch: torch.Tensor) -> None:
             codes, scales = parts[CODES], parts[SCALES]
@@ -130,7 +130,7 @@ class Mxfp4(Encoding):
         return [(shape, {CODES: values[:, 0] | values[:, 1] << 4, SCALES: grid})]
 
 
-def _bits_of_values() -> torch.Tensor:
+def bits_of_values() -> torch.Tensor:
     """The bits of all values times all scales, in bfloat16: uint16 [256, 16]."""
     codes = torch.arange(16, dtype=torch.uint8)
     values = values_of_words(codes.device).view(torch.bfloat16).view(-1, _PER_WORD)[: len(codes), 0]

@@ -14,6 +14,9 @@ PRODUCT_SCRATCH = 4 * SUMS * PAIRS
 TILE = 16
 """Pairs of columns that `mxfp4_routines.mxfp4_in_four_sums` multiplies at once."""
 
+TURNED = 64
+"""Outputs whose values `mxfp4_turning.restore_turned` turns together."""
+
 
 def four_sums_scratch(pairs: int) -> int:
     """Bytes, for each thread, of `mxfp4_routines.mxfp4_in_four_sums` with so many pairs of columns."""

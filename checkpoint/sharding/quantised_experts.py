@@ -1,5 +1,7 @@
 """Experts quantised while a checkpoint is sharded: which checkpoints can be, and what goes into a blob.
 
+MXFP4 is as its specification converts (`microscaling`), in every layout of experts.
+
 int4 is HQQ's, bit for bit (`half_quadratic`); a weight is number * scale + minimum, where HQQ has (number - zero) *
 scale. int8 is rounded to nearest: a weight is (number - 128) * scale, and a group's largest has the number 1 or 255.
 Both are stored as `checkpoint.native.integers` describes. Only one part's experts are in memory at a time.
@@ -16,12 +18,13 @@ from typing import Any
 
 import torch
 
-from checkpoint.native.encoding import CODES, SCALES
-from checkpoint.native.encodings import ENCODINGS, GGML_INTEGERS
+from checkpoint.native.encoding import CODES, SCALES, Encoding
+from checkpoint.native.encodings import ENCODINGS, GGML_INTEGERS, MXFP4, MXFP4_OUTPUTS_FIRST
 from checkpoint.native.integers import MINIMUMS, packed_rows
 from checkpoint.quantisation import BITS, GROUPS, Quantisation
 from checkpoint.sharding import half_quadratic
 from checkpoint.sharding.convert import Conversion, Part
+from checkpoint.sharding.microscaling import in_mxfp4
 from checkpoint.sharding.native_experts import NativeExperts, first_expert
 from checkpoint.sharding.weights import buffer_bytes, read
 from checkpoint.tensors import aligned_buffer
@@ -40,7 +43,7 @@ _MIDDLE = 128
 
 @dataclass(frozen=True)
 class QuantisedExperts(NativeExperts):
-    """What a store keeps in integers that are made here."""
+    """What a store keeps in integers, or MXFP4, made here."""
 
     quantisation: Quantisation | None = None
 
@@ -65,7 +68,7 @@ class QuantisedExperts(NativeExperts):
                 found[name][row].copy_(weight)
                 return
             try:
-                parts = quantised(weight, quantisation)
+                parts = quantised(weight, quantisation, self.encoding)
             except OverflowError as error:
                 raise CheckpointError(
                     f"{plan.modules[part.layer][0]}.{name} of expert {part.first + row} cannot be quantised to "
@@ -82,8 +85,13 @@ class QuantisedExperts(NativeExperts):
         return found
 
 
-def quantised(weight: torch.Tensor, quantisation: Quantisation) -> Tensors:
-    """The parts (`checkpoint.native.integers`) of a finite weight [rows, columns]. Raises OverflowError."""
+def quantised(weight: torch.Tensor, quantisation: Quantisation, encoding: Encoding | None = None) -> Tensors:
+    """The parts of a finite weight [out, in], or [in, out] if the `encoding` has its `inputs_first`. Without one: those
+    of integers (`checkpoint.native.integers`). Raises OverflowError."""
+    if quantisation.is_mxfp4 and encoding is not None:
+        parts = in_mxfp4(weight.t() if encoding.inputs_first else weight)
+        found = encoding.encode({name: part.unsqueeze(0) for name, part in parts.items()})
+        return {name: part[0] for name, part in found.items()}
     groups = weight.reshape(-1, quantisation.group_of(weight.shape[1]))
     numbers, levels = (_by_hqq if quantisation.has_minimums else _to_nearest)(groups)
     codes = packed_rows(numbers.view(weight.shape), quantisation.bits)
@@ -118,9 +126,21 @@ def plan_quantised(plan: Conversion, quantisation: Quantisation) -> QuantisedExp
     Raises CheckpointError. `check_quantisable` has passed.
     """
     full = {layer: _parameters(plan, layer) for layer in plan.layers}
-    examples = {layer: dict(_examples(parameters, quantisation)) for layer, parameters in full.items()}
+    encoding = ENCODINGS[_encoding(plan, quantisation)]
+    examples = {layer: dict(_examples(parameters, quantisation, encoding)) for layer, parameters in full.items()}
     made_from = _format(plan) or str(plan.model.dtype).removeprefix("torch.")
-    return QuantisedExperts(ENCODINGS[GGML_INTEGERS], examples, full, "", made_from, quantisation)
+    return QuantisedExperts(encoding, examples, full, "", made_from, quantisation)
+
+
+def _encoding(plan: Conversion, quantisation: Quantisation) -> str:
+    if not quantisation.is_mxfp4:
+        return GGML_INTEGERS
+    return MXFP4 if is_transposed(plan.modules[plan.layers[0]][1]) else MXFP4_OUTPUTS_FIRST
+
+
+def is_transposed(module: Any) -> bool:
+    """Whether an experts module keeps its weights as [inputs, outputs]."""
+    return bool(getattr(module, "is_transposed", False))
 
 
 def _parameters(plan: Conversion, layer: int) -> Tensors:
@@ -132,12 +152,14 @@ def _parameters(plan: Conversion, layer: int) -> Tensors:
     return {key: value.to("meta") for key, value in found.items()}
 
 
-def _examples(parameters: Tensors, quantisation: Quantisation) -> Iterator[tuple[str, torch.Tensor]]:
+def _examples(
+    parameters: Tensors, quantisation: Quantisation, encoding: Encoding
+) -> Iterator[tuple[str, torch.Tensor]]:
     for name, value in parameters.items():
         if value.dim() != 3:
             yield name, value
             continue
-        parts = quantised(torch.zeros(value.shape[1:], dtype=value.dtype), quantisation)
+        parts = quantised(torch.zeros(value.shape[1:], dtype=value.dtype), quantisation, encoding)
         yield from ((f"{name}.{key}", part.unsqueeze(0).to("meta")) for key, part in parts.items())
 
 
@@ -163,16 +185,20 @@ def quantised_already(path: Path, format: str, quantisation: Quantisation) -> Un
 
 def check_layout(module: Any, parameters: Mapping[str, torch.Tensor], family: str, quantisation: Quantisation) -> None:
     """Raises UnsupportedFormatError for an experts module whose `parameters`, [E, ...] each, cannot be quantised."""
-    if getattr(module, "is_transposed", False):
+    if is_transposed(module) and not quantisation.is_mxfp4:
         raise UnsupportedFormatError(
             f"--experts {quantisation.name} quantises groups of a weight's inputs, and {family} keeps its experts' "
-            "weights transposed, as [inputs, outputs]; leave it out, or add a form with --forms int4"
+            "weights transposed, as [inputs, outputs]; leave it out, give --experts mxfp4, or add "
+            "a form with --forms int4"
         )
     for name, value in parameters.items():
-        if value.dim() == 3 and not quantisation.group_of(value.shape[2]):
+        if value.dim() != 3:
+            continue
+        inputs = value.shape[1 if is_transposed(module) else 2]
+        if not quantisation.group_of(inputs):
             raise UnsupportedFormatError(
                 f"--experts {quantisation.name} needs rows of a multiple of {GROUPS[0]} inputs, and {name} of {family} "
-                f"has {value.shape[2]}; leave it out, or add a form with --forms int4"
+                f"has {inputs}; leave it out, or add a form with --forms int4"
             )
 
 

@@ -2,11 +2,15 @@
 
     .venv/bin/python -m scripts.measure.peers            # about an hour on two cores, 40 GB of disk
     .venv/bin/python -m scripts.measure.peers --quick    # three minutes once its checkpoint is made, 6 GB of disk
+    .venv/bin/python -m scripts.measure.peers --models gpt-oss-20b qwen3-30b-a3b    # in few bits
 
 Everything fits: Transformers `eager`, accelerate with experts on disk, llama.cpp, and this engine with all experts
 cached. A quarter fits: this engine with slots for 25 % of the experts, each system whose answers are exact; then the
 fastest of them, llama.cpp and accelerate, each in a control group with the same memory limit. The limit is the peak of
 resident memory of the fastest system.
+
+In few bits, this engine with both kernels takes turns with llama.cpp alone: with all experts in memory, and with a
+quarter of ours, in a control group each, whose limit is what this engine needs.
 
 Every engine runs in a process of its own and is asked in turns, one at a time, the order rotated. Each turn has its own
 random tokens, and every engine is made to decode them, so that routes are the same. Ratios are medians of the turns'
@@ -31,8 +35,8 @@ from scripts.lib.flags import parse_flags, positive, script_parser
 from scripts.lib.ledger import PACKAGES, sources
 from scripts.lib.paths import RESULTS
 from scripts.lib.provenance import header
-from scripts.peers import figures, show
-from scripts.peers.checkpoints import QUICK, SHAPES
+from scripts.peers import few_bits, figures, show
+from scripts.peers.checkpoints import FEW_BITS, QUICK, SHAPES
 from scripts.peers.engines import ACCELERATE, LLAMA
 from scripts.peers.figures import BASE, CACHED, CAPPED, FITS, QUARTER
 from scripts.peers.groups import Refused, find_groups
@@ -62,11 +66,38 @@ def plan(args: Any) -> list[Cell]:
     """What does not depend on another cell: pairs with eager, and pairs with on-demand."""
     found = []
     others = [one for one in args.systems if one != BASE] or [BASE]
-    for model in args.models:
+    for model in _plain(args):
         engines = [CACHED, ACCELERATE] + ([] if args.without_llama else [LLAMA])
         found += [cell(args, model, FITS, one) for one in engines]
         found += [cell(args, model, QUARTER, one) for one in others]
     return found
+
+
+def plan_few_bits(args: Any) -> list[Cell]:
+    """All in memory; and ours alone with a quarter, whose memory is the limit of the cells to come."""
+    found = []
+    for model in args.models:
+        for experts, file in few_bits.PAIRS.get(model, {}).items():
+            of_all = few_bits.engines(experts, file, args.without_llama)
+            found.append(cell(args, model, FITS, experts, engines=of_all))
+            found.append(cell(args, model, QUARTER, experts, engines=few_bits.engines(experts, file, True)))
+    return found
+
+
+def plan_capped(args: Any, cells: list[Cell], results: list[dict[str, Any]]) -> list[Cell]:
+    """What is compared in control groups, by the results of the cells before."""
+    best = [(model, figures.best_system(model, cells, results)) for model in _plain(args)]
+    found = [cell(args, model, CAPPED, one[0], cap=one[1]) for model, one in best if one is not None]
+    for of, result in zip(cells, results, strict=True):
+        model, experts = of.params["model"], of.params["engine"]
+        if model in FEW_BITS and of.params["case"] == QUARTER and (cap := few_bits.cap(result)) is not None:
+            engines = few_bits.engines(experts, few_bits.PAIRS[model][experts], args.without_llama)
+            found.append(cell(args, model, CAPPED, experts, engines=engines, cap=cap))
+    return found
+
+
+def _plain(args: Any) -> list[str]:
+    return [model for model in args.models if model not in FEW_BITS]
 
 
 def cell(args: Any, model: str, case: str, engine: str, **more: Any) -> Cell:
@@ -79,8 +110,12 @@ def cell(args: Any, model: str, case: str, engine: str, **more: Any) -> Cell:
 def parse() -> Any:
     parser = script_parser(__doc__)
     parser.add_argument(
-        "--models", nargs="+", choices=SHAPES, help="A: 64 experts, top-8; B: 8, top-2 (both; quick: A)"
+        "--models",
+        nargs="+",
+        choices=[*SHAPES, *FEW_BITS],
+        help="A: 64 experts, top-8; B: 8, top-2; or two models in few bits (A B; quick: A)",
     )
+    parser.add_argument("--layers", type=positive, help="of a model in few bits (6, quick: 2)")
     parser.add_argument(
         "--systems", nargs="+", choices=exact_systems(), metavar="NAME", help="all exact ones; with --quick three"
     )
@@ -92,9 +127,11 @@ def parse() -> Any:
     parser.add_argument("--quick", action="store_true", help="two layers, few systems and turns")
     parser.add_argument("--fresh", action="store_true", help="measure again what is finished")
     parser.add_argument("--out", type=Path, default=RESULTS, help="directory to write to (results/)")
-    parser.set_defaults(sizes={"turns": (5, 2), "tokens": (24, 6)})
+    parser.set_defaults(sizes={"turns": (5, 2), "tokens": (24, 6), "layers": (6, 2)})
     args = parse_flags(parser)
-    args.shapes = QUICK if args.quick else SHAPES
+    args.shapes = (QUICK if args.quick else SHAPES) | {
+        name: replace(shape, name=f"{name}-{args.layers}", layers=args.layers) for name, shape in FEW_BITS.items()
+    }
     args.models = args.models or (["A"] if args.quick else list(SHAPES))
     args.systems = list(args.systems or (QUICK_SYSTEMS if args.quick else exact_systems()))
     args.model = ", ".join(f"{name}: {show.described(args.shapes[name])}" for name in args.models)
@@ -115,18 +152,14 @@ def main() -> int:
     left_out = [text for text in (missing, refused) if text is not None]
     print("\n".join(left_out), file=sys.stderr)
     turns = f"{plural(args.turns, 'turn')} of {args.tokens} tokens"
-    note = "; ".join([f"bf16, {plural(args.threads, 'thread')}, {turns}", *left_out])
+    kept = "bf16" if len(_plain(args)) == len(args.models) else "in few bits those that say so, else bf16"
+    note = "; ".join([f"{kept}, {plural(args.threads, 'thread')}, {turns}", *left_out])
     depends = {"code": sources(*PACKAGES), "llama.cpp": not args.without_llama}
     with Machine(args, exact_systems(), groups) as machine, Experiment("peers", args, VERSION, depends, note) as run:
-        cells = plan(args)
+        cells = plan(args) + plan_few_bits(args)
         results = run.all(cells, machine.measure)
         if groups is not None:
-            capped = [
-                cell(args, model, CAPPED, best, cap=cap)
-                for model in args.models
-                if (found := figures.best_system(model, cells, results)) is not None
-                for best, cap in [found]
-            ]
+            capped = plan_capped(args, cells, results)
             results += run.all(capped, machine.measure)
             cells += capped
         rows = figures.rows(cells, results)

@@ -16,9 +16,11 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from scripts.peers import gpt_oss
+
 VOCABULARY = 16384
 HEAD = 128
-"""Width of an attention head."""
+"""Width of an attention head, of all but gpt-oss."""
 CONTEXT = 4096
 BASE = 1e6
 """Of the rotary position encoding."""
@@ -35,7 +37,7 @@ class Shape:
 
     name: str
     family: str
-    """Transformers' model type, `qwen3_moe` or `mixtral`."""
+    """Transformers' model type, `qwen3_moe`, `mixtral` or `gpt_oss`."""
     layers: int
     experts: int
     top_k: int
@@ -45,6 +47,8 @@ class Shape:
     heads: int = 16
     key_heads: int = 4
     seed: int = 0
+    head: int = HEAD
+    vocabulary: int = VOCABULARY
 
     @property
     def expert_bytes(self) -> int:
@@ -61,8 +65,8 @@ class Shape:
             "num_hidden_layers": self.layers,
             "num_attention_heads": self.heads,
             "num_key_value_heads": self.key_heads,
-            "head_dim": HEAD,
-            "vocab_size": VOCABULARY,
+            "head_dim": self.head,
+            "vocab_size": self.vocabulary,
             "num_experts_per_tok": self.top_k,
             "max_position_embeddings": CONTEXT,
             "rope_theta": BASE,
@@ -71,6 +75,8 @@ class Shape:
             "bos_token_id": 1,
             "eos_token_id": 2,
         }
+        if self.family == "gpt_oss":
+            return common | gpt_oss.config(self)
         if self.family == "mixtral":
             return common | {"num_local_experts": self.experts, "intermediate_size": self.inner}
         return common | {
@@ -93,6 +99,13 @@ SHAPES = {
     "B": Shape("B", "mixtral", layers=8, experts=8, top_k=2, inner=3584),
 }
 """Experts as those of Qwen3-30B-A3B, and as those of Mixtral at half its width and a quarter of its inner width."""
+FEW_BITS = {
+    "gpt-oss-20b": Shape(
+        "gpt-oss-20b", "gpt_oss", 6, 32, 4, 2880, hidden=2880, heads=64, key_heads=8, head=64, vocabulary=50272
+    ),
+    "qwen3-30b-a3b": Shape("qwen3-30b-a3b", "qwen3_moe", 6, 128, 8, 768, heads=32, vocabulary=18992),
+}
+"""Six layers of the published models, with as many tokens in their vocabularies as six layers have of it."""
 QUICK = {name: replace(shape, name=f"{name}-quick", layers=2) for name, shape in SHAPES.items()}
 
 
@@ -106,8 +119,8 @@ def expert_names(shape: Shape, layer: int, expert: int) -> tuple[str, str, str]:
 
 
 def gate_name(shape: Shape, layer: int) -> str:
-    block = "block_sparse_moe" if shape.family == "mixtral" else "mlp"
-    return f"model.layers.{layer}.{block}.gate.weight"
+    block = {"mixtral": "block_sparse_moe.gate", "gpt_oss": "mlp.router"}.get(shape.family, "mlp.gate")
+    return f"model.layers.{layer}.{block}.weight"
 
 
 Tensor = tuple[str, tuple[int, ...], float | None]
@@ -116,7 +129,7 @@ Tensor = tuple[str, tuple[int, ...], float | None]
 
 def shards(shape: Shape) -> Iterator[list[Tensor]]:
     """Every tensor of the checkpoint, a list a file: each layer, then the rest."""
-    wide, keys = shape.heads * HEAD, shape.key_heads * HEAD
+    wide, keys = shape.heads * shape.head, shape.key_heads * shape.head
     for layer in range(shape.layers):
         stem = f"model.layers.{layer}"
         found: list[Tensor] = [
@@ -130,15 +143,20 @@ def shards(shape: Shape) -> Iterator[list[Tensor]]:
         ]
         if shape.family == "qwen3_moe":
             found += [(f"{stem}.self_attn.{name}.weight", (HEAD,), None) for name in ("q_norm", "k_norm")]
+        if shape.family == "gpt_oss":
+            found += gpt_oss.attention_tensors(shape, layer, wide, keys)
+            found += gpt_oss.expert_tensors(shape, layer)
+            yield found
+            continue
         for expert in range(shape.experts):
             gate, up, down = expert_names(shape, layer, expert)
             found += [(name, (shape.inner, shape.hidden), PROJECTION_STD) for name in (gate, up)]
             found.append((down, (shape.hidden, shape.inner), PROJECTION_STD))
         yield found
     yield [
-        ("model.embed_tokens.weight", (VOCABULARY, shape.hidden), EMBEDDING_STD),
+        ("model.embed_tokens.weight", (shape.vocabulary, shape.hidden), EMBEDDING_STD),
         ("model.norm.weight", (shape.hidden,), None),
-        ("lm_head.weight", (VOCABULARY, shape.hidden), PROJECTION_STD),
+        ("lm_head.weight", (shape.vocabulary, shape.hidden), PROJECTION_STD),
     ]
 
 
@@ -169,8 +187,11 @@ def _write(shape: Shape, folder: Path) -> None:
         file = f"model-{number:05}-of-{shape.layers + 1:05}.safetensors"
         weights = {}
         for name, size, std in tensors:
-            values = torch.ones(size) if std is None else torch.randn(size, generator=draw).mul_(std)
-            weights[name] = values.to(torch.bfloat16)
+            values = gpt_oss.drawn_bytes(name, size, draw)
+            if values is None:
+                values = torch.ones(size) if std is None else torch.randn(size, generator=draw).mul_(std)
+                values = values.to(torch.bfloat16)
+            weights[name] = values
             files[name] = file
         save_file(weights, folder / file, metadata={"format": "pt"})
     (folder / INDEX).write_text(json.dumps({"metadata": {}, "weight_map": files}))

@@ -35,7 +35,7 @@ class Engine:
     store: Path | None = None
     """Of `OURS` the expert store, of `ACCELERATE` the folder of the offloaded experts."""
     settings: dict[str, Any] = field(default_factory=dict)
-    """Settings of `OURS`."""
+    """Of `OURS` those of a cluster, of `LLAMA` whether to `repack`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,12 +137,23 @@ class Eager:
 
 
 class LlamaCpp:
-    """llama-cpp-python with the weights mapped from the GGUF file, which is its default."""
+    """llama-cpp-python with the weights mapped from the GGUF file, which is its default.
 
-    def __init__(self, file: Path, threads: int, context: int) -> None:
+    `repack`: whether it may copy weights into a layout of its own, also its default. Those are then twice in memory.
+    """
+
+    def __init__(self, file: Path, threads: int, context: int, repack: bool = True) -> None:
         import llama_cpp
 
         self._library: Any = llama_cpp
+        defaults = llama_cpp.llama_cpp.llama_model_default_params
+
+        def chosen() -> Any:
+            found = defaults()
+            found.use_extra_bufts = repack
+            return found
+
+        llama_cpp.llama_cpp.llama_model_default_params = chosen  # the class has no argument for it
         self._model: Any = llama_cpp.Llama(
             str(file), n_ctx=context, n_threads=threads, n_threads_batch=threads, use_mmap=True, verbose=False
         )
@@ -155,7 +166,7 @@ class LlamaCpp:
         for given in (task.prompt, *([token] for token in task.continuation)):
             self._model.eval(given)
             pointer = self._library.llama_get_logits_ith(self._model.ctx, -1)
-            steps.chosen(int(np.ctypeslib.as_array(pointer, shape=(VOCABULARY,)).argmax()))
+            steps.chosen(int(np.ctypeslib.as_array(pointer, shape=(self._model.n_vocab(),)).argmax()))
         return steps.turn()
 
     def close(self) -> None:
@@ -218,7 +229,7 @@ def make_engine(engine: Engine) -> Made:
     makers: dict[str, Callable[[], Made]] = {
         EAGER: lambda: _transformers(engine),
         ACCELERATE: lambda: _transformers(engine),
-        LLAMA: lambda: LlamaCpp(engine.model, engine.threads, 2 * PROMPT),
+        LLAMA: lambda: LlamaCpp(engine.model, engine.threads, 2 * PROMPT, **engine.settings),
         OURS: lambda: Ours(engine),
     }
     return makers[engine.kind]()

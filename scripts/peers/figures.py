@@ -22,6 +22,10 @@ Turns = list[dict[str, Any]]
 Rate = Callable[[dict[str, Any]], float]
 
 
+def is_llama(engine: str) -> bool:
+    return engine.startswith(LLAMA)
+
+
 def decode_rate(turn: dict[str, Any]) -> float:
     """Decoded tokens a second."""
     return (len(turn["choices"]) - 1) / float(turn["decode_s"])
@@ -72,7 +76,7 @@ def rows(cells: Sequence[Cell], results: Sequence[dict[str, Any]]) -> list[dict[
     """One row an engine and case. An engine that several cells compare with is shown with its turns of all of them."""
     found: dict[tuple[str, str, str], dict[str, Any]] = {}
     turns: dict[tuple[str, str, str], Turns] = {}
-    eager = _choices_of_eager(cells, results)
+    chosen = _reference(cells, results)
     for cell, result in zip(cells, results, strict=True):
         model, case = cell.params["model"], cell.params["case"]
         for name, of in result.items():
@@ -83,19 +87,23 @@ def rows(cells: Sequence[Cell], results: Sequence[dict[str, Any]]) -> list[dict[
                 continue
             turns.setdefault(key, []).extend(of["turns"])
             row |= {name: of[name] for name in ("start_s", "peak_bytes", "group_peak_bytes")}
-            row |= _compared(case, name, cell.params["engine"], result)
+            row |= _compared(cell.params, name, result)
     for key, row in found.items():
         if key in turns:
-            row |= _of_turns(turns[key], eager.get(row["model"], []))
+            row |= _of_turns(turns[key], chosen.get((row["model"], row["engine"]), chosen.get((row["model"], ""), [])))
     return list(found.values())
 
 
-def _choices_of_eager(cells: Sequence[Cell], results: Sequence[dict[str, Any]]) -> dict[str, list[list[int]]]:
-    """By model, each turn's."""
-    found = {}
+def _reference(cells: Sequence[Cell], results: Sequence[dict[str, Any]]) -> dict[tuple[str, str], list[list[int]]]:
+    """The choices in each turn that others are compared with: by model those of eager, and by model and engine in few
+    bits those of the first of its cell."""
+    found: dict[tuple[str, str], list[list[int]]] = {}
     for cell, result in zip(cells, results, strict=True):
-        if cell.params["case"] == FITS and "failed" not in result[EAGER]:
-            found[cell.params["model"]] = [turn["choices"] for turn in result[EAGER]["turns"]]
+        engines = cell.params.get("engines")
+        first = engines[0] if engines else EAGER
+        if cell.params["case"] == FITS and "failed" not in result[first]:
+            choices = [turn["choices"] for turn in result[first]["turns"]]
+            found |= {(cell.params["model"], name): choices for name in engines or [""]}
     return found
 
 
@@ -120,18 +128,24 @@ def _of_turns(turns: Turns, eager: list[list[int]]) -> dict[str, Any]:
     }
 
 
-def _compared(case: str, name: str, of_cell: str, result: dict[str, Any]) -> dict[str, Any]:
-    """Ratios of an engine to the one that it is paired with: eager, on-demand, or the capped peers."""
-    others = {FITS: [EAGER], QUARTER: [BASE], CAPPED: [LLAMA, ACCELERATE]}[case]
-    if name != of_cell:
+def _compared(params: dict[str, Any], name: str, result: dict[str, Any]) -> dict[str, Any]:
+    """Ratios of an engine to the one that it is paired with: eager, on-demand, or the capped peers; in few bits always
+    llama.cpp."""
+    engines = params.get("engines")
+    if engines:
+        mine, others = [[one for one in engines if is_llama(one) is wanted] for wanted in (False, True)]
+    else:
+        mine = [params["engine"]]
+        others = {FITS: [EAGER], QUARTER: [BASE], CAPPED: [LLAMA, ACCELERATE]}[params["case"]]
+    if name not in mine:
         return {}
     found: dict[str, Any] = {}
     for other in others:
         if other in result and other != name and "failed" not in result[other]:
-            mine, theirs = result[name]["turns"], result[other]["turns"]
-            busy = {"others_cores": max(turn["others_cores"] for turn in [*mine, *theirs])}
-            found[f"decode over {other}"] = spread(ratios(mine, theirs, decode_rate)) | busy
-            found[f"ttft over {other}"] = spread(ratios(mine, theirs, ttft)) | busy
+            own, theirs = result[name]["turns"], result[other]["turns"]
+            busy = {"others_cores": max(turn["others_cores"] for turn in [*own, *theirs])}
+            found[f"decode over {other}"] = spread(ratios(own, theirs, decode_rate)) | busy
+            found[f"ttft over {other}"] = spread(ratios(own, theirs, ttft)) | busy
             found[f"start over {other}"] = result[name]["start_s"] / result[other]["start_s"]
     return found
 
@@ -142,6 +156,6 @@ def claims(rows: Sequence[dict[str, Any]]) -> list[str]:
     for row in rows:
         for key, value in row.items():
             what, _, other = key.partition(" over ")
-            if other and what != "start" and (row["engine"] == CACHED or row["case"] == CAPPED):
+            if other and what != "start" and (row["engine"] == CACHED or row["case"] == CAPPED or is_llama(other)):
                 found.append(f"{row['model']}, {row['case']}: {row['engine']}, {what} over {other}: {said(value)}")
     return found

@@ -11,7 +11,8 @@ from typing import Any
 from odmoe.stores import prepare_store
 from scheduler.errors import ODMoEError
 from scripts.lib.disk import drop_pages
-from scripts.peers.checkpoints import make_checkpoint
+from scripts.peers import few_bits
+from scripts.peers.checkpoints import FEW_BITS, make_checkpoint
 from scripts.peers.engine_process import EngineFailed, EngineProcess
 from scripts.peers.engines import ACCELERATE, EAGER, LLAMA, OURS, Engine, forced_task
 from scripts.peers.figures import BASE, CACHED, CAPPED, FITS, QUARTER
@@ -57,11 +58,14 @@ class Machine:
         """By engine: its turns, the start of its process, and peaks of memory. `failed`: why an engine has none."""
         model, case = params["model"], params["case"]
         cap = params.get("cap")
-        names = {
-            FITS: [EAGER, params["engine"]],
-            QUARTER: [BASE, params["engine"]],
-            CAPPED: [params["engine"], ACCELERATE] + ([] if self._args.without_llama else [LLAMA]),
-        }[case]
+        names = (
+            params.get("engines")
+            or {
+                FITS: [EAGER, params["engine"]],
+                QUARTER: [BASE, params["engine"]],
+                CAPPED: [params["engine"], ACCELERATE] + ([] if self._args.without_llama else [LLAMA]),
+            }[case]
+        )
         keys = {name: (model, name if case == FITS else f"{name}, {case}", cap) for name in names}
         self._keep(list(keys.values()))
         failed: dict[str, str] = {}
@@ -114,6 +118,8 @@ class Machine:
         """Its files are made where they are missing, in this process, outside of every cap. Raises ODMoEError."""
         shape, threads = self._args.shapes[model], self._args.threads
         checkpoint = make_checkpoint(shape, self._args.folder)
+        if model in FEW_BITS:
+            return few_bits.make(shape, checkpoint, name, case, threads)
         if name == EAGER:
             return Engine(EAGER, checkpoint, threads)
         if name == LLAMA:

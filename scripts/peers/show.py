@@ -9,7 +9,7 @@ from scripts.lib.plots import AMBER, BLUE, DARK, PALE, canvas
 from scripts.lib.tables import Column, text_table
 from scripts.peers.checkpoints import Shape
 from scripts.peers.engines import ACCELERATE, EAGER, LLAMA
-from scripts.peers.figures import CACHED, CAPPED, FITS, QUARTER, said
+from scripts.peers.figures import CACHED, CAPPED, FITS, QUARTER, is_llama, said
 
 PEERS = (EAGER, ACCELERATE, LLAMA)
 CASES = (FITS, QUARTER, CAPPED)
@@ -95,11 +95,11 @@ def _bars(rows: Sequence[dict[str, Any]], model: str, fits: bool) -> list[dict[s
 
 
 def _draw(panel: Any, rows: Sequence[dict[str, Any]]) -> None:
-    best = next((row["engine"] for row in rows if row["case"] == CAPPED and row["engine"] not in PEERS), CACHED)
+    best = next((row["engine"] for row in rows if row["case"] == CAPPED and not _is_peer(row["engine"])), CACHED)
     most = max((row["tokens_per_s_high"] for row in rows), default=1.0)
     for place, row in enumerate(rows):
         name, rate = row["engine"], row["tokens_per_s"]
-        ours = name not in PEERS
+        ours = not _is_peer(name)
         colour = AMBER if not ours else BLUE if name == best else PALE
         low, high = rate - row["tokens_per_s_low"], row["tokens_per_s_high"] - rate
         panel.barh(place, rate, height=0.72, color=colour)
@@ -111,8 +111,14 @@ def _draw(panel: Any, rows: Sequence[dict[str, Any]]) -> None:
     panel.tick_params(axis="y", length=0)
 
 
+def _is_peer(name: str) -> bool:
+    return name in PEERS or is_llama(name)
+
+
 def _name(row: dict[str, Any]) -> str:
     name = row["engine"]
+    if is_llama(name) and name != LLAMA:
+        return name
     if name in PEERS:
         plain = {EAGER: "Transformers", ACCELERATE: "accelerate, experts on disk", LLAMA: "llama.cpp"}[name]
         return f"{plain}, mmap" if name == LLAMA and row["case"] == CAPPED else plain

@@ -15,6 +15,7 @@ from checkpoint.expert import ExpertArithmetic
 from checkpoint.kernels import FAST
 from checkpoint.native.encoding import Encoding
 from checkpoint.native.encodings import ENCODINGS
+from checkpoint.native.mxfp4 import Mxfp4
 from checkpoint.native.row_products import MOST_ROWS
 from checkpoint.sharding.source import open_source
 from checkpoint.store import ExpertStore
@@ -38,7 +39,7 @@ from worker_node.worker_threads import WorkerThreads
 WIDTH = 128
 
 
-@pytest.fixture(scope="module", params=["awq", "mxfp4", pytest.param("fp8", marks=pytest.mark.slow)])
+@pytest.fixture(scope="module", params=["awq", "mxfp4", "mxfp4 made here", pytest.param("fp8", marks=pytest.mark.slow)])
 def store(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> ExpertStore:
     folder = tmp_path_factory.mktemp(request.param)
     if request.param == "mxfp4":
@@ -46,6 +47,9 @@ def store(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
         return shard(open_source(path), folder / "store")
     sizes = {"hidden_size": WIDTH, "moe_intermediate_size": 64, "intermediate_size": WIDTH}
     model = build("qwen3_moe", **sizes, num_hidden_layers=1, mlp_only_layers=[])
+    if request.param == "mxfp4 made here":
+        model.bfloat16().save_pretrained(folder / "model")
+        return shard(open_source(folder / "model"), folder / "store", experts="mxfp4")
     publish = {"awq": lambda: packed.publish_awq(model, folder / "model", group=32)}
     publish["fp8"] = lambda: published.publish_fp8(model, folder / "model", block=(32, 32))
     return shard(open_source(publish[request.param]()), folder / "store")
@@ -53,7 +57,7 @@ def store(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 def test_few_rows_are_computed_without_a_restored_expert(store: ExpertStore, monkeypatch: pytest.MonkeyPatch) -> None:
     manifest = store.manifest
-    if ENCODINGS[manifest.encoding].inputs_first and not torch.cpu.get_capabilities().get("avx2"):
+    if isinstance(ENCODINGS[manifest.encoding], Mxfp4) and not torch.cpu.get_capabilities().get("avx2"):
         pytest.skip("there is no product with MXFP4 for this processor")
     exact, fast = (ExpertArithmetic(manifest.config, manifest.dtype, *of) for of in ((), (FAST,)))
     restorer, computed = (Restorer(store, arithmetic, ("",), "cpu", 1) for arithmetic in (exact, fast))
@@ -95,7 +99,7 @@ def test_few_rows_are_computed_without_a_restored_expert(store: ExpertStore, mon
 def test_a_layers_experts_are_computed_in_one_go(store: ExpertStore, monkeypatch: pytest.MonkeyPatch) -> None:
     """Three experts, with bits of their own computations. One that frees its slot is computed alone."""
     manifest = store.manifest
-    if ENCODINGS[manifest.encoding].inputs_first and not torch.cpu.get_capabilities().get("avx2"):
+    if isinstance(ENCODINGS[manifest.encoding], Mxfp4) and not torch.cpu.get_capabilities().get("avx2"):
         pytest.skip("there is no product with MXFP4 for this processor")
     arithmetic, lent, answers = ExpertArithmetic(manifest.config, manifest.dtype, FAST), LentThreads(), Queue[Any]()
     worker = Worker(
@@ -137,7 +141,7 @@ def test_a_slot_that_comes_free_in_a_layers_computation_is_reported_at_once(
 ) -> None:
     """Though another computation is ready, with whose output a small one would travel."""
     manifest = store.manifest
-    if ENCODINGS[manifest.encoding].inputs_first and not torch.cpu.get_capabilities().get("avx2"):
+    if isinstance(ENCODINGS[manifest.encoding], Mxfp4) and not torch.cpu.get_capabilities().get("avx2"):
         pytest.skip("there is no product with MXFP4 for this processor")
     arithmetic, answers = ExpertArithmetic(manifest.config, manifest.dtype, FAST), Queue[Any]()
     worker = Worker("worker", store, arithmetic, make_loader("memory", store), FormChoice(slots=4))

@@ -12,8 +12,9 @@ from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 from checkpoint.native.encoding import CODES, DEVICE_PIECE, PIECE, SCALES, Encoding, Unencodable
 from checkpoint.native.fp8 import Fp8
 from checkpoint.native.mxfp4 import Mxfp4, values_of_words
+from checkpoint.native.mxfp4_outputs_first import Mxfp4OutputsFirst
 
-MXFP4, FP8 = Mxfp4(), Fp8()
+MXFP4, MXFP4_OUTPUTS_FIRST, FP8 = Mxfp4(), Mxfp4OutputsFirst(), Fp8()
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 PIECES = (1, 100, PIECE, DEVICE_PIECE)
 NAN = 0x7F
@@ -76,6 +77,7 @@ def test_every_byte_of_mxfp4_with_every_scale(dtype: torch.dtype, piece: int) ->
     scales = torch.arange(255, dtype=torch.uint8).view(255, 1).expand(255, 16).contiguous()
     expected = mxfp4(numbers, scales, dtype)
     check_restored(MXFP4, numbers, scales, expected, piece)
+    check_restored(MXFP4_OUTPUTS_FIRST, numbers, scales, expected.t(), piece)
 
 
 @pytest.mark.parametrize("piece", PIECES)
@@ -103,6 +105,7 @@ def test_mxfp4_of_any_size(out: int, blocks: int, dtype: torch.dtype, piece: int
     scales = torch.randint(0, 255, (2 * out, blocks), dtype=torch.uint8, generator=random)
     expected = mxfp4(numbers, scales, dtype)
     check_restored(MXFP4, numbers, scales, expected, piece)
+    check_restored(MXFP4_OUTPUTS_FIRST, numbers, scales, expected.t(), piece)
 
 
 @given(
@@ -128,24 +131,26 @@ def test_fp8_of_any_size(
 @pytest.mark.parametrize("inferring", [True, False])
 @pytest.mark.parametrize("threads", [1, 2, 3])
 @pytest.mark.parametrize("blocks", [1, 2, 5])
-def test_threads_restore_the_same(threads: int, blocks: int, inferring: bool) -> None:
+@pytest.mark.parametrize("encoding", [MXFP4, MXFP4_OUTPUTS_FIRST])
+def test_threads_restore_the_same(encoding: Mxfp4, threads: int, blocks: int, inferring: bool) -> None:
     with torch.inference_mode(inferring):
-        check_threads(threads, blocks)
+        check_threads(encoding, threads, blocks)
 
 
-def check_threads(threads: int, blocks: int) -> None:
+def check_threads(encoding: Mxfp4, threads: int, blocks: int) -> None:
     numbers = torch.randint(0, 256, (6, blocks, 16), dtype=torch.uint8)
     scales = torch.randint(100, 130, (6, blocks), dtype=torch.uint8)
-    expected = {"up": mxfp4(numbers, scales, torch.bfloat16), "bias": torch.randn(6)}
+    up = mxfp4(numbers, scales, torch.bfloat16)
+    expected = {"up": up if encoding.inputs_first else up.t(), "bias": torch.randn(6)}
     found = {name: torch.full_like(value.contiguous(), 7.0) for name, value in expected.items()}
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
-        each = MXFP4.scratch_for([(32 * blocks, 6)], "cpu", threads)
+        each = encoding.scratch_for([tuple(expected["up"].shape)], "cpu", threads)
         assert each[0] == threads
-        parts = encoded(MXFP4, numbers, scales)
+        parts = encoded(encoding, numbers, scales)
         native = {f"up.{name}": part for name, part in parts.items()} | {"bias": expected["bias"]}
-        MXFP4.restore_into(found, native, torch.empty(each, dtype=torch.uint8))
+        encoding.restore_into(found, native, torch.empty(each, dtype=torch.uint8))
         assert torch.get_num_threads() == threads
     finally:
         torch.set_num_threads(before)

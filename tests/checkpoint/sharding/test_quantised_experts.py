@@ -15,6 +15,7 @@ from transformers import AutoModelForCausalLM
 
 from checkpoint.family import expert_parameters, experts_modules
 from checkpoint.manifest import MANIFEST, Manifest, seal
+from checkpoint.native.mxfp4 import VALUES
 from checkpoint.quantisation import Quantisation
 from checkpoint.sharding import convert
 from checkpoint.sharding.form_files import add_forms
@@ -69,6 +70,11 @@ def int8(checkpoint: Path) -> ExpertStore:
     return shard(open_source(checkpoint), checkpoint.parent / "int8", experts="int8")
 
 
+@pytest.fixture(scope="module")
+def mxfp4(checkpoint: Path) -> ExpertStore:
+    return shard(open_source(checkpoint), checkpoint.parent / "mxfp4", experts="mxfp4")
+
+
 def original(model: Any, layer: int, expert: int) -> dict[str, torch.Tensor]:
     name, module = experts_modules(model)[layer]
     return {key: value[expert].detach() for key, value in expert_parameters(name, module).items()}
@@ -109,6 +115,24 @@ def test_int8_is_the_nearest_of_all_numbers() -> None:
     assert ((largest <= found["scales"]) & (found["scales"] <= largest * (1 + 2**-7))).all()
 
 
+@pytest.mark.parametrize("made", [qwen, lambda: build("gpt_oss", hidden_size=64, intermediate_size=96).bfloat16()])
+def test_mxfp4_is_of_the_inputs_of_every_layout(made: Callable[[], Any], tmp_path: Path) -> None:
+    """Each value is a number times its 32 inputs' scale, and no further from the weight than 6 is from 8."""
+    model = made()
+    store = shard(open_source(saved(model, tmp_path / "model")), tmp_path / "store", experts="mxfp4")
+    _, module = experts_modules(model)[0]
+    for key, weight in original(model, 0, 1).items():
+        found = parameters(store, 0, 1)[key]
+        if weight.dim() != 2:
+            assert torch.equal(found, weight)
+            continue
+        turned = (found.t(), weight.t()) if module.is_transposed else (found, weight)
+        values, weights = (one.double().reshape(-1, 32) for one in turned)
+        largest = weights.abs().amax(1, keepdim=True).log2().floor().exp2()
+        assert bool(((values - weights).abs() <= largest / 2).all())
+        assert set((values * 4 / largest).abs().unique().tolist()) == set(VALUES)
+
+
 @pytest.mark.parametrize("weights", [torch.zeros(2, 64), torch.full((2, 64), 1e-38), torch.full((2, 64), 3e38)])
 def test_weights_of_any_size_have_8_bits(weights: torch.Tensor) -> None:
     found = quantised(weights, Quantisation("int8", 64))
@@ -125,9 +149,10 @@ def test_weights_beyond_float16_are_refused(tmp_path: Path) -> None:
         shard(open_source(path), tmp_path / "store", experts="int4")
 
 
-def test_what_a_store_says_and_takes(int4: ExpertStore, int8: ExpertStore) -> None:
+def test_what_a_store_says_and_takes(int4: ExpertStore, int8: ExpertStore, mxfp4: ExpertStore) -> None:
     assert int4.manifest.described == "int4 of bfloat16, groups of 64 and 32"
     assert int8.manifest.described == "int8 of bfloat16, groups of 64 and 32"
+    assert mxfp4.manifest.described == "mxfp4 of bfloat16"
     assert int4.manifest.model_digest != int8.manifest.model_digest
     held, full = (
         sum(torch.Size(t.shape).numel() * (1 if t.dtype == "uint8" else 2) for t in tensors)
@@ -141,6 +166,7 @@ def test_what_a_store_says_and_takes(int4: ExpertStore, int8: ExpertStore) -> No
     [
         {"quantised_to": "int4-7"},
         {"quantised_to": "int3-64"},
+        {"quantised_to": "mxfp4-32"},
         {"quantised_to": 4},
         {"quantised_to": ""},
         {"quantised_from": ""},
@@ -159,7 +185,7 @@ def test_a_store_of_published_experts_has_the_fields_of_earlier_versions(checkpo
     assert "quantised" not in (tmp_path / "store" / MANIFEST).read_text()
 
 
-@pytest.mark.parametrize("experts", slow_except(["int4"], ["int4", "int8"]))
+@pytest.mark.parametrize("experts", slow_except(["int4"], ["int4", "int8", "mxfp4"]))
 def test_an_answer_is_that_of_transformers_with_these_weights(
     checkpoint: Path, experts: str, request: pytest.FixtureRequest
 ) -> None:
@@ -178,7 +204,8 @@ def test_an_answer_is_that_of_transformers_with_these_weights(
     assert report.token_ids == tokens
     assert all(torch.equal(a.flatten().float(), b.float()) for a, b in zip(found, logits, strict=True))
     assert not report.exact
-    assert report.inexact == [f"experts in {experts} of bfloat16, groups of 64 and 32"]
+    groups = "" if experts == "mxfp4" else ", groups of 64 and 32"
+    assert report.inexact == [f"experts in {experts} of bfloat16{groups}"]
 
 
 def test_an_interrupted_store_has_the_same_bytes(checkpoint: Path, int4: ExpertStore, tmp_path: Path) -> None:
@@ -229,7 +256,7 @@ def gpt_oss(path: Path) -> Path:
     return saved(build("gpt_oss", hidden_size=64, intermediate_size=64).bfloat16(), path)
 
 
-def mxfp4(path: Path) -> Path:
+def published_mxfp4(path: Path) -> Path:
     return published.publish_mxfp4(build("gpt_oss", hidden_size=64, intermediate_size=64).bfloat16(), path)
 
 
@@ -242,7 +269,7 @@ def narrow(path: Path) -> Path:
     [
         pytest.param(awq, r"quantised already \(awq\).*leave it out", marks=pytest.mark.slow),
         (gguf, r"quantised already \(GGUF\).*leave it out"),
-        (mxfp4, r"quantised already \(mxfp4\)"),
+        (published_mxfp4, r"quantised already \(mxfp4\)"),
         (gpt_oss, "gpt_oss keeps its experts' weights transposed"),
         (narrow, "a multiple of 32 inputs, and down_proj of qwen3_moe has 40"),
     ],
@@ -256,12 +283,23 @@ def test_refused_before_anything_is_written(publish: Callable[[Path], Path], wor
         plan_size(path, "int4")
 
 
+@pytest.mark.parametrize("publish", [narrow, published_mxfp4])
+def test_mxfp4_is_refused_by_name(publish: Callable[[Path], Path], tmp_path: Path) -> None:
+    path = publish(tmp_path / "model")
+    for make in (
+        lambda: shard(open_source(path), tmp_path / "store", experts="mxfp4"),
+        lambda: plan_size(path, "mxfp4"),
+    ):
+        with pytest.raises(UnsupportedFormatError, match=r"--experts mxfp4 (needs rows of a multiple of 32|is for)"):
+            make()
+
+
 def plan_size(path: Path, experts: str) -> Any:
     found = read_config(str(path))
     return model_of("tiny", found.fields, found.dtype, 64, experts, native_bits=found.native_bits)
 
 
-@pytest.mark.parametrize("experts", ["int4", "int8"])
+@pytest.mark.parametrize("experts", ["int4", "int8", "mxfp4"])
 def test_a_plan_has_as_many_bytes(checkpoint: Path, experts: str, request: pytest.FixtureRequest) -> None:
     store = request.getfixturevalue(experts)
     assert abs(plan_size(checkpoint, experts).expert_bytes - store.manifest.blob_bytes) <= 4096
@@ -278,6 +316,7 @@ def test_a_store_of_another_kind_is_refused(checkpoint: Path, int4: ExpertStore,
             "experts in int4 of bfloat16, groups of 64 and 32, not int4 in groups of 32.*--experts int4 --group 32",
         ),
         (int4, "int8", "not int8 in.*--experts int8 --group 64"),
+        (int4, "mxfp4", "not mxfp4; .*--experts mxfp4$"),
         (int4, "native", "not native.*--experts native"),
         (plain, "int4", "holds bfloat16 experts, not int4 in groups of 64"),
     ):

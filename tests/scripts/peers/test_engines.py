@@ -81,7 +81,7 @@ def test_an_offload_folder_is_written_once(checkpoint: Path, tmp_path: Path) -> 
 
 def test_rows_of_a_head_go_from_halves_to_pairs() -> None:
     rows = torch.arange(256.0)[:, None]
-    found = interleaved(rows)[:, 0].tolist()
+    found = interleaved(rows, 128)[:, 0].tolist()
     assert found[:6] == [0, 64, 1, 65, 2, 66]
     assert found[128:132] == [128, 192, 129, 193]
 
