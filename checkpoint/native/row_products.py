@@ -65,12 +65,14 @@ class RowScratch:
 class Kind:
     """What products have in common that can be made together: the routine, and sizes."""
 
-    def __init__(self, task: Any, dtype: torch.dtype, sizes: Sizes, scratch: tuple[int, int]) -> None:
-        """`scratch`: bytes of a thread, and for each output of a share."""
+    def __init__(
+        self, task: Any, dtype: torch.dtype, sizes: Sizes, scratch: tuple[int, int], in_planes: bool = False
+    ) -> None:
+        """`scratch`: bytes of a thread, and for each output of a share. `in_planes`: of inputs, see `row_routines`."""
         self.dtype = dtype
         self.inputs, self.outputs, self.chunks, self.groups = sizes
         self.task = Task(task)
-        self.quantiser = _quantiser(dtype_name(dtype)) if self.groups else None
+        self.quantiser = _quantiser(dtype_name(dtype), in_planes) if self.groups else None
         self._scratch = scratch
 
     def share(self, products: int, threads: int) -> int:
@@ -84,10 +86,10 @@ class Kind:
 
 
 @cache
-def _quantiser(dtype: str) -> Task:
+def _quantiser(dtype: str, in_planes: bool) -> Task:
     from checkpoint.native.row_tasks import quantising_task  # loads numba: not before it is needed
 
-    return Task(quantising_task(dtype))
+    return Task(quantising_task(dtype, in_planes))
 
 
 class RowProduct:
@@ -175,12 +177,13 @@ def _kind(
     dtype: torch.dtype,
     sizes: Sizes,
     scratch: tuple[int, int],
+    in_planes: bool = False,
 ) -> Kind | None:
     """One for all that `make` makes of this. The first question compiles; None where that fails."""
     key = make, of, dtype, sizes
     with _lock:
         if key not in _kinds:
-            _kinds[key] = first_use(lambda: Kind(make(*of), dtype, sizes, scratch), _INSTEAD)
+            _kinds[key] = first_use(lambda: Kind(make(*of), dtype, sizes, scratch, in_planes), _INSTEAD)
         return _kinds[key]
 
 
@@ -191,7 +194,7 @@ def _bind_integers(shape: tuple[int, int], parts: Parts, dtype: torch.dtype) -> 
     if ORDER in parts or not width:
         return None
     from checkpoint.native import row_routines as routines  # loads numba: not before it is needed
-    from checkpoint.native.packed_vectors import is_packed
+    from checkpoint.native.packed_vectors import has_planes, is_packed
     from checkpoint.native.row_tasks import integer_task
 
     scales, of_scales = _levels(parts, SCALES, SCALE_UNITS)
@@ -204,7 +207,8 @@ def _bind_integers(shape: tuple[int, int], parts: Parts, dtype: torch.dtype) -> 
     bits = 8 * code_bytes // columns
     direct = width if is_packed(bits, width, groups, chunks) else 0
     own = columns + 8 * routines.WEIGHT_ROWS * groups
-    kind = _kind(integer_task, (bits, scales, offsets, other, direct), dtype, (columns, rows, chunks, groups), (own, 0))
+    of, sizes = (bits, scales, offsets, other, direct), (columns, rows, chunks, groups)
+    kind = _kind(integer_task, of, dtype, sizes, (own, 0), direct > 0 and has_planes(direct))
     return None if kind is None else (kind, (parts[CODES].data_ptr(), code_bytes, *of_scales, *of_other))
 
 
