@@ -11,11 +11,11 @@ torch's threads once, for all products that are made together.
 from __future__ import annotations
 
 import threading
+from array import array
 from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any
 
-import numpy as np
 import torch
 
 from checkpoint.family import dtype_name
@@ -100,8 +100,8 @@ class RowProduct:
         self.kind, self.scratch = kind, scratch
         self.nbytes = sum(part.nbytes for part in parts.values())
         self._parts = parts
-        self._fields = np.array(fields, dtype=np.int64)
-        self.address = self._fields.ctypes.data
+        self._fields = array("q", fields)
+        self.address = self._fields.buffer_info()[0]
 
     def __call__(self, rows: torch.Tensor) -> torch.Tensor:
         return multiply([self], rows, [len(rows)])
@@ -120,9 +120,9 @@ def multiply(products: Sequence[RowProduct], rows: torch.Tensor, counts: Sequenc
     given = rows.contiguous() if kind.groups else rows.float().contiguous()
     found = torch.empty(total, kind.outputs, dtype=torch.float32)
     threads = team_size(sum(one.nbytes for one in products))
-    places, at = np.empty((len(products), 4), dtype=np.int64), 0
-    for number, (product, of_product) in enumerate(zip(products, counts, strict=True)):
-        places[number] = product.address, 0 if are_shared else at, at, of_product
+    places, at = array("q"), 0
+    for product, of_product in zip(products, counts, strict=True):
+        places.extend((product.address, 0 if are_shared else at, at, of_product))
         at += of_product
     share = kind.share(len(products), threads)
     shares = -(-kind.outputs // share)
@@ -131,15 +131,15 @@ def multiply(products: Sequence[RowProduct], rows: torch.Tensor, counts: Sequenc
     room = first.scratch.address(sum(parts) + threads * each)
     inputs = room if kind.groups else given.data_ptr()
     ends = room + parts[0], room + parts[0] + parts[1], room + sum(parts)
-    call = np.array(
-        [
-            *(0, 0, shares * len(products), shares, share, kind.outputs, places.ctypes.data),
+    call = array(
+        "q",
+        (
+            *(0, 0, shares * len(products), shares, share, kind.outputs, places.buffer_info()[0]),
             *(found.data_ptr(), given.data_ptr(), count, inputs, ends[0], ends[1]),
             *(kind.inputs, kind.chunks, kind.groups, ends[2], each),
-        ],
-        dtype=np.int64,
+        ),
     )
-    address = call.ctypes.data
+    address = call.buffer_info()[0]
     if kind.quantiser is not None:
         kind.quantiser.run(address, 1)
     kind.task.run(address, threads)
