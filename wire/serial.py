@@ -36,15 +36,17 @@ class SerialThread:
             raise LinkError(f"{self._thread.name} {'has stopped' if self._closed else 'has too much to do'}")
         self._jobs.put((job, args))
 
-    def lend(self, job: Callable[..., object], *args: Any) -> None:
-        """Have a lent thread run a job, where one is lent; else as `submit`. Only lent jobs keep their order."""
+    def lend(self, job: Callable[..., object], *args: Any, is_due: Callable[[], bool] = lambda: True) -> None:
+        """Have a lent thread run a job, where one is lent; else as `submit`. Only lent jobs keep their order. One that
+        no lent thread has run is done here, if it `is_due` still."""
 
         def run() -> None:
             self._run_job(job, args)
 
         def take_back() -> None:
             with contextlib.suppress(LinkError):  # closed meanwhile, which drops its jobs
-                self.submit(job, *args)
+                if is_due():
+                    self.submit(job, *args)
 
         if self._lent is None or not self._lent.offer(run, take_back):
             self.submit(job, *args)

@@ -225,8 +225,14 @@ class _Session(ComputeSession):
 
     def _submit(self, occupancy: SlotOccupancy, message: Compute, received: float) -> None:
         """Called with the lock held: computations keep their order."""
-        self._computing.lend(self._run_compute, occupancy)  # waits for this lock before it looks for something ready
+        # Both functions wait for this lock before they look for something ready.
+        self._computing.lend(self._run_compute, occupancy, is_due=partial(self._has_ready, occupancy))
         self._ready.add(occupancy, message, received)
+
+    def _has_ready(self, occupancy: SlotOccupancy) -> bool:
+        """Nothing is where it was computed with others of its layer."""
+        with self._slots:
+            return bool(occupancy.ready)
 
     def _evict(self, slot: int) -> None:
         with self._slots:

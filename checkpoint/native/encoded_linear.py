@@ -16,6 +16,7 @@ from checkpoint.kernels import EXACT, FAST, PROBE_ROWS, Linear, probes
 from checkpoint.native.encoding import SCALES, Encoding, Parts
 from checkpoint.native.row_products import MOST_ROWS, RowProduct, RowScratch, row_products
 from checkpoint.native.threads import together
+from checkpoint.row_attention import use_row_attention
 from checkpoint.tensors import aligned_buffer, round_up
 
 PIECE_VALUES = 1 << 20
@@ -254,7 +255,9 @@ def restore(layer: EncodedLinear, target: torch.Tensor, first: int, work: torch.
 
 
 def use_fast_kernel(model: torch.nn.Module) -> None:
-    """Let a model's encoded layers multiply with the kernel `fast`: few rows with the weights as they are."""
+    """Let a model's encoded layers multiply with the kernel `fast`, few rows with the weights as they are; and let it
+    attend with this kernel."""
+    use_row_attention(model)
     scratch = RowScratch()
     for module in model.modules():
         if isinstance(module, LinearScratch):

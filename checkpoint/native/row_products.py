@@ -11,11 +11,11 @@ torch's threads once, for all products that are made together.
 from __future__ import annotations
 
 import threading
+from array import array
 from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any
 
-import numpy as np
 import torch
 
 from checkpoint.family import dtype_name
@@ -65,12 +65,14 @@ class RowScratch:
 class Kind:
     """What products have in common that can be made together: the routine, and sizes."""
 
-    def __init__(self, task: Any, dtype: torch.dtype, sizes: Sizes, scratch: tuple[int, int]) -> None:
-        """`scratch`: bytes of a thread, and for each output of a share."""
+    def __init__(
+        self, task: Any, dtype: torch.dtype, sizes: Sizes, scratch: tuple[int, int], in_planes: bool = False
+    ) -> None:
+        """`scratch`: bytes of a thread, and for each output of a share. `in_planes`: of inputs, see `row_routines`."""
         self.dtype = dtype
         self.inputs, self.outputs, self.chunks, self.groups = sizes
         self.task = Task(task)
-        self.quantiser = _quantiser(dtype_name(dtype)) if self.groups else None
+        self.quantiser = _quantiser(dtype_name(dtype), in_planes) if self.groups else None
         self._scratch = scratch
 
     def share(self, products: int, threads: int) -> int:
@@ -84,10 +86,10 @@ class Kind:
 
 
 @cache
-def _quantiser(dtype: str) -> Task:
+def _quantiser(dtype: str, in_planes: bool) -> Task:
     from checkpoint.native.row_tasks import quantising_task  # loads numba: not before it is needed
 
-    return Task(quantising_task(dtype))
+    return Task(quantising_task(dtype, in_planes))
 
 
 class RowProduct:
@@ -98,8 +100,8 @@ class RowProduct:
         self.kind, self.scratch = kind, scratch
         self.nbytes = sum(part.nbytes for part in parts.values())
         self._parts = parts
-        self._fields = np.array(fields, dtype=np.int64)
-        self.address = self._fields.ctypes.data
+        self._fields = array("q", fields)
+        self.address = self._fields.buffer_info()[0]
 
     def __call__(self, rows: torch.Tensor) -> torch.Tensor:
         return multiply([self], rows, [len(rows)])
@@ -118,9 +120,9 @@ def multiply(products: Sequence[RowProduct], rows: torch.Tensor, counts: Sequenc
     given = rows.contiguous() if kind.groups else rows.float().contiguous()
     found = torch.empty(total, kind.outputs, dtype=torch.float32)
     threads = team_size(sum(one.nbytes for one in products))
-    places, at = np.empty((len(products), 4), dtype=np.int64), 0
-    for number, (product, of_product) in enumerate(zip(products, counts, strict=True)):
-        places[number] = product.address, 0 if are_shared else at, at, of_product
+    places, at = array("q"), 0
+    for product, of_product in zip(products, counts, strict=True):
+        places.extend((product.address, 0 if are_shared else at, at, of_product))
         at += of_product
     share = kind.share(len(products), threads)
     shares = -(-kind.outputs // share)
@@ -129,15 +131,15 @@ def multiply(products: Sequence[RowProduct], rows: torch.Tensor, counts: Sequenc
     room = first.scratch.address(sum(parts) + threads * each)
     inputs = room if kind.groups else given.data_ptr()
     ends = room + parts[0], room + parts[0] + parts[1], room + sum(parts)
-    call = np.array(
-        [
-            *(0, 0, shares * len(products), shares, share, kind.outputs, places.ctypes.data),
+    call = array(
+        "q",
+        (
+            *(0, 0, shares * len(products), shares, share, kind.outputs, places.buffer_info()[0]),
             *(found.data_ptr(), given.data_ptr(), count, inputs, ends[0], ends[1]),
             *(kind.inputs, kind.chunks, kind.groups, ends[2], each),
-        ],
-        dtype=np.int64,
+        ),
     )
-    address = call.ctypes.data
+    address = call.buffer_info()[0]
     if kind.quantiser is not None:
         kind.quantiser.run(address, 1)
     kind.task.run(address, threads)
@@ -175,12 +177,13 @@ def _kind(
     dtype: torch.dtype,
     sizes: Sizes,
     scratch: tuple[int, int],
+    in_planes: bool = False,
 ) -> Kind | None:
     """One for all that `make` makes of this. The first question compiles; None where that fails."""
     key = make, of, dtype, sizes
     with _lock:
         if key not in _kinds:
-            _kinds[key] = first_use(lambda: Kind(make(*of), dtype, sizes, scratch), _INSTEAD)
+            _kinds[key] = first_use(lambda: Kind(make(*of), dtype, sizes, scratch, in_planes), _INSTEAD)
         return _kinds[key]
 
 
@@ -191,7 +194,7 @@ def _bind_integers(shape: tuple[int, int], parts: Parts, dtype: torch.dtype) -> 
     if ORDER in parts or not width:
         return None
     from checkpoint.native import row_routines as routines  # loads numba: not before it is needed
-    from checkpoint.native.packed_vectors import is_packed
+    from checkpoint.native.packed_vectors import has_planes, is_packed
     from checkpoint.native.row_tasks import integer_task
 
     scales, of_scales = _levels(parts, SCALES, SCALE_UNITS)
@@ -204,7 +207,8 @@ def _bind_integers(shape: tuple[int, int], parts: Parts, dtype: torch.dtype) -> 
     bits = 8 * code_bytes // columns
     direct = width if is_packed(bits, width, groups, chunks) else 0
     own = columns + 8 * routines.WEIGHT_ROWS * groups
-    kind = _kind(integer_task, (bits, scales, offsets, other, direct), dtype, (columns, rows, chunks, groups), (own, 0))
+    of, sizes = (bits, scales, offsets, other, direct), (columns, rows, chunks, groups)
+    kind = _kind(integer_task, of, dtype, sizes, (own, 0), direct > 0 and has_planes(direct))
     return None if kind is None else (kind, (parts[CODES].data_ptr(), code_bytes, *of_scales, *of_other))
 
 

@@ -10,14 +10,14 @@ from functools import cache
 from typing import Any
 
 import numpy as np
-from numba import float32, int16, uint32
+from numba import float32, int8, int16, uint32
 
 from checkpoint.native.packed_vectors import dots_of_packed
 from checkpoint.native.routines import _float_of_bits, _float_of_half, compiled
 from checkpoint.native.row_vectors import ROWS, dots_of_eights, dots_of_numbers, unpacker
 
-MOST = 32767
-"""The largest size of an input as an integer."""
+MOST = 127 * 256 + 127
+"""The largest size of an input as an integer: both its bytes are signed, see `packed_vectors`."""
 
 
 @compiled
@@ -34,16 +34,16 @@ FLOATS: dict[str, Any] = {"float32": _same, "bfloat16": _float_of_bfloat, "float
 """By dtype: how its bits, as numpy has them, become a float32."""
 
 
-def _quantiser(converted: Any) -> Any:
+def _quantiser(converted: Any, put: Any) -> Any:
     @compiled
     def quantise(rows: Any, found: Any, levels: Any, sums: Any) -> None:
-        """rows: [n, columns]; found: int16 [n, columns]; levels: float32 [n, chunks], one step of a chunk's integers;
+        """rows: [n, columns]; found: see `_put_short`; levels: float32 [n, chunks], one step of a chunk's integers;
         sums: float32 [n, groups], of the inputs. A chunk with NaN or infinity has NaN as its level."""
         columns, chunks, groups = rows.shape[1], levels.shape[1], sums.shape[1]
         width, wide = columns // chunks, columns // groups
         for row in range(len(rows)):
             for chunk in range(chunks):
-                given, target = rows[row, chunk * width :][:width], found[row, chunk * width :][:width]
+                given = rows[row, chunk * width :][:width]
                 largest = float32(0)
                 is_finite = True
                 for column in range(width):
@@ -54,7 +54,7 @@ def _quantiser(converted: Any) -> Any:
                 factor = float32(MOST) / largest if is_finite and largest > 0 else float32(0)
                 for column in range(width):
                     value = converted(given[column]) * factor if is_finite else float32(0)
-                    target[column] = int16(np.rint(value))
+                    put(found, row, chunk * width + column, columns, int16(np.rint(value)))
             for group in range(groups):
                 total = float32(0)
                 for column in range(group * wide, (group + 1) * wide):
@@ -64,10 +64,24 @@ def _quantiser(converted: Any) -> Any:
     return quantise
 
 
+@compiled
+def _put_short(found: Any, row: int, column: int, columns: int, value: Any) -> None:
+    """found: int16 [n, columns]."""
+    found[row, column] = value
+
+
+@compiled
+def _put_bytes(found: Any, row: int, column: int, columns: int, value: Any) -> None:
+    """found: int8 [n, 2 * columns], a plane of high bytes and one of low bytes, both signed."""
+    low = int8(value)
+    found[row, column] = int8((value - low) >> 8)
+    found[row, columns + column] = low
+
+
 @cache
-def quantiser(dtype: str) -> Any:
-    """Of rows of this dtype; those of 16 bits are given as uint16."""
-    return _quantiser(FLOATS[dtype])
+def quantiser(dtype: str, in_planes: bool) -> Any:
+    """Of rows of this dtype; those of 16 bits are given as uint16. `in_planes`: see `packed_vectors.has_planes`."""
+    return _quantiser(FLOATS[dtype], _put_bytes if in_planes else _put_short)
 
 
 def _plain_levels(converted: Any) -> Any:
@@ -132,7 +146,7 @@ def _offsets(bits: int, kind: str, minimums: str) -> Any:
 @cache
 def _multiply(dots: Any, input_bytes: int) -> Any:
     """Multiplies rows of inputs with one row of a weight, `ROWS` at a time."""
-    one, some = dots
+    one, some = dots[:2]
 
     @compiled
     def multiply(count: int, numbers: int, given: Any, levels: Any, sizes: Any, found: int) -> None:
@@ -162,7 +176,8 @@ def integer_product(bits: int, scales: str, offsets: str, minimums: str, width: 
     are any, are of these kinds, see `LEVELS`; `offsets`: MIDDLE, ZEROS or MINIMUMS. `width`: columns of a group, where
     packed rows are multiplied as they are, see `packed_vectors.is_packed`."""
     read_scales, make_offsets = LEVELS[scales], _offsets(bits, offsets, minimums)
-    multiply = _multiply(dots_of_packed(bits, width) if width else dots_of_numbers, 2)
+    dots = dots_of_packed(bits, width) if width else dots_of_numbers
+    multiply, alone, has_alone = _multiply(dots, 2), dots[-1], width > 0
     unpack, unpacks = unpacker(bits), bits < 8 and not width
 
     @compiled
@@ -182,13 +197,22 @@ def integer_product(bits: int, scales: str, offsets: str, minimums: str, width: 
             read_scales(scales[: count * groups], scale[0], scale[1], begin, groups)
             make_offsets(offsets[: count * groups], scales, other, begin, groups)
             levels = scales.ctypes.data, offsets.ctypes.data
+            is_alone = has_alone and len(inputs) == 1
+            if is_alone:
+                for row in range(count):
+                    for group in range(groups):
+                        scales[row * groups + group] *= steps[0, group]
             for row in range(count):
                 address = packed + (begin + row) * codes.shape[1]
                 if unpacks:
                     unpack(unpacked, address, columns)
                     address = unpacked
                 theirs = levels[0] + row * groups * 4, levels[1] + row * groups * 4
-                multiply(len(inputs), address, places, theirs, sizes, target + (begin + row) * 4)
+                place = target + (begin + row) * 4
+                if is_alone:
+                    alone(address, places, theirs, sizes, place)
+                else:
+                    multiply(len(inputs), address, places, theirs, sizes, place)
 
     return product
 

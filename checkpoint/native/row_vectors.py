@@ -37,10 +37,11 @@ def pointer(builder: Any, address: Any, kind: Any) -> Any:
 
 
 def fetch(builder: Any, address: Any) -> None:
-    """Begin to bring a line of memory into the caches. Any address will do, even one that is nothing's."""
+    """Begin to bring a line of memory into the second cache. Any address will do, even one that is nothing's. The first
+    cache has few places for lines that are on their way, which lets less of them come."""
     kinds = [BYTE.as_pointer(), INT, INT, INT]
     prefetch = vector_function(builder, "llvm.prefetch.p0", ir.VoidType(), kinds)
-    builder.call(prefetch, [pointer(builder, address, BYTE), *(ir.Constant(INT, number) for number in (0, 3, 1))])
+    builder.call(prefetch, [pointer(builder, address, BYTE), *(ir.Constant(INT, number) for number in (0, 2, 1))])
 
 
 def splat(builder: Any, value: Any, lanes: int) -> Any:
