@@ -181,12 +181,12 @@ class _Session(Session):
     def _run(self, parts: list[RunLayers]) -> None:
         run, first = parts[0].run, parts[0]
         self._cancelled = {later for later in self._cancelled if later >= run}
+        if run in self._cancelled:
+            return
         try:
             request = self._request_of(first)
             self._answer(run, request, self._compute(first, request, [part.hidden for part in parts]))
-        except _Dropped:
-            return
-        except LinkError:
+        except (_Dropped, LinkError):
             return
         except Exception as error:  # noqa: BLE001 - the shadow would wait; other requests go on
             self.report(error, first)

@@ -15,7 +15,7 @@ from wire import messages as w
 from wire import odmoe_pb2
 from wire.bounds.check import GENERAL, Bounds
 from wire.bounds.table import fields_of
-from wire.codec import FROM_SHADOW, FROM_WORKER, TO_SHADOW, TO_WORKER
+from wire.codec import FROM_SHADOW, FROM_STAGE, FROM_WORKER, TO_SHADOW, TO_STAGE, TO_WORKER
 
 LIMITS = ModelLimits(
     experts={1: 8, 3: 4},
@@ -29,7 +29,7 @@ LIMITS = ModelLimits(
     least_slot_bytes=62,
 )
 BOUNDS = Bounds(LIMITS)
-ENVELOPES = {"ToWorker", "FromWorker", "ToShadow", "FromShadow"}
+ENVELOPES = {"ToWorker", "FromWorker", "ToShadow", "FromShadow", "ToStage", "FromStage"}
 NAME_OF = {"Stamp": "Stamped"}
 PROTO = [m for name, m in odmoe_pb2.DESCRIPTOR.message_types_by_name.items() if name not in ENVELOPES]
 
@@ -70,8 +70,17 @@ GOOD: dict[type, Any] = {
     w.ShadowProgress: w.ShadowProgress(1, 3, True),
     w.Draft: w.Draft(1, 3, 5, 77),
     w.ShadowUsage: w.ShadowUsage(1000),
+    w.RunLayers: w.RunLayers(1, 2, (5, 6), rows(1, 2, 64), False, (3,)),
+    w.CancelRun: w.CancelRun(1),
+    w.AlignLayers: w.AlignLayers(2, 4, (rows(1, 2, 3, 4), rows(0)), True),
+    w.MarkLayers: w.MarkLayers(2, 3, False),
+    w.ReturnTo: w.ReturnTo(2, 3),
+    w.TakenRows: w.TakenRows(1),
+    w.StageReady: w.StageReady(9, "part 1", "nf4", 2, 4, 1000, "box", 7, "a processor", "cpu"),
+    w.RanLayers: w.RanLayers(1, rows(0), False, 5, (2, 2), 1, 1000),
 }
-CODEC_OF = {kind: codec for codec in (TO_WORKER, FROM_WORKER, TO_SHADOW, FROM_SHADOW) for kind in codec._by_type}
+CODECS = TO_WORKER, FROM_WORKER, TO_SHADOW, FROM_SHADOW, TO_STAGE, FROM_STAGE
+CODEC_OF = {kind: codec for codec in CODECS for kind in codec._by_type}
 FIELDS = [(kind, name) for kind, fields in fields_of(LIMITS).items() for name in fields]
 
 
