@@ -73,6 +73,8 @@ class Fleet:
             for seat in seats_of_role(nodes, role, self._declared_hosts):
                 if seat not in known[kind].values() and len(known[kind]) < most[kind]:
                     number = self._number(kind, seat)
+                    if kind == "shadow" and number >= most[kind]:  # a host of the cluster file beyond --shadow-hosts
+                        continue
                     known[kind][number] = seat
                     if kind == "worker":
                         fresh.append((kind, number))
@@ -158,6 +160,8 @@ class Fleet:
         absent = [host for host in self._declared_hosts.values() if host.role in wanted and host.address not in taken]
         if self._settings.workers_given:
             absent = [host for host in absent if host.role != "worker_node"]
+        parts = self._settings.shadow_hosts
+        absent = [host for host in absent if host.role != "shadow_node" or host.number < parts]
         return rows + [
             {"kind": host.role.removesuffix("_node"), "number": None, "address": host.address, "state": "missing"}
             | {"name": Seat(host.role, host.address).name, "detail": "Ray does not run there yet"}

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from ray.exceptions import ActorDiedError
 
+from odmoe.machines.cluster_file import Host
 from odmoe.on_ray import fleet as module
 from odmoe.on_ray.fleet import Fleet
 from odmoe.settings.settings import Settings
@@ -64,6 +65,27 @@ def fleet(ray: PretendedRay) -> Fleet:
     made = Fleet(engine, SETTINGS, "store", None)
     assert made.find_seats() == [("worker", 0), ("worker", 1)]
     return made
+
+
+def test_a_divided_shadow_comes_with_its_last_host(ray: PretendedRay, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is one node of the engine's, whose parts are on the hosts of the cluster file in their order."""
+    hosts = {f"10.0.0.{n}": Host("shadow_node", n, f"10.0.0.{n}") for n in range(3)}
+    monkeypatch.setattr(module, "hosts_of_launcher", lambda: hosts)
+    there: list[str] = []
+    monkeypatch.setattr(
+        ray, "nodes", lambda: [{"NodeManagerAddress": a, "Alive": True, "Resources": {"shadow_node": 1}} for a in there]
+    )
+    engine: Any = SimpleNamespace(
+        peers=SimpleNamespace(nodes=list, wasted_s=lambda role, number: 0.0), waiting=lambda: False
+    )
+    made = Fleet(engine, SETTINGS.replace(cluster="auto", shadow="nf4", shadow_hosts=2), "store", None)
+    found = []
+    for address in ("10.0.0.2", "10.0.0.1", "10.0.0.0"):
+        there.append(address)
+        found.append(made.find_seats())
+    assert found == [[], [], [("shadow", 0)]]
+    assert made.find_seats() == []
+    assert [(row["number"], row["address"]) for row in made.facts()] == [(0, "10.0.0.0"), (1, "10.0.0.1")]
 
 
 def test_a_fleet_that_is_closed_makes_no_process(ray: PretendedRay, fleet: Fleet) -> None:

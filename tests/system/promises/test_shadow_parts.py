@@ -65,6 +65,16 @@ def test_tokens_and_recall_as_of_one_shadow(parts: int, nodes: Any, answer: Any,
     assert 1.0 < held < 1.1  # the embeddings are the output head, too: both ends have them
 
 
+def test_two_answers_at_once(nodes: Any, divided: Any) -> None:
+    cluster = cluster_of(nodes, divided(2), parallel=2)
+    runs = [iter(cluster.generate(PROMPT, TOKENS)) for _ in range(2)]
+    got = [[next(run).token_id for run in runs] for _ in range(TOKENS)]
+    assert got == [[token, token] for token in nodes.expected]
+    assert not cluster.lost
+    for run in runs:
+        assert [step.report.recall > 0.9 for step in run if step.report] == [True]
+
+
 def test_what_a_hop_costs(nodes: Any) -> None:
     """Printed: the median time of a pass over two processes beside that of a whole model, in turns."""
     store, passes = nodes.store, 60
