@@ -140,17 +140,22 @@ def _install() -> None:
         return
 
     def attention(
-        module: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None, **how: Any
+        module: Any,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        attention_mask: torch.Tensor | None = None,
+        **how: Any,
     ) -> tuple[torch.Tensor, None]:
         """`query` [1, heads, T, D], `key` and `value` [1, heads, K, D] -> [1, T, heads, D]."""
         block, count, past = _block.get(), query.shape[2], key.shape[2] - query.shape[2]
         if not block or count <= block:
-            return own(module, query, key, value, mask, **how)  # type: ignore[no-any-return]
+            return own(module, query, key, value, attention_mask, **how)  # type: ignore[no-any-return]
         outputs = []
         for start in range(0, count, block):
             stop = min(start + block, count)
             keys, values = (one[:, :, : past + stop] for one in (key, value))
-            part = _mask(mask, past, start, stop, query.device)
+            part = _mask(attention_mask, past, start, stop, query.device)
             outputs.append(own(module, query[:, :, start:stop], keys, values, part, **how)[0])
         return torch.cat(outputs, dim=1), None
 
