@@ -5,8 +5,8 @@
 
 `exact`: a weight [in, out] in bfloat16 by `checkpoint.inputs_first`, and MXFP4 that is not restored, beside torch; only
 where they have torch's bits. `fast`: rows of bfloat16 by tiles in float32, and few rows with codes, beside the weight
-that is restored and multiplied by torch. Widths are those of Qwen3-30B-A3B's experts, and of gpt-oss-20b's for [in,
-out]. Codes are not in the cache when they are multiplied.
+that is restored and multiplied by torch; a single row's attention beside torch's. Widths are those of Qwen3-30B-A3B's
+experts, and of gpt-oss-20b's for [in, out]. Codes are not in the cache when they are multiplied.
 """
 
 from __future__ import annotations
@@ -16,16 +16,21 @@ import statistics
 import time
 from collections.abc import Callable
 from functools import partial
+from types import SimpleNamespace
+from typing import Any
 
 import torch
 from torch.nn import functional
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from checkpoint import float_tiles, inputs_first
+from checkpoint.kernels import is_faster
 from checkpoint.native import products
 from checkpoint.native.encoding import CODES, SCALES, Encoding, Parts
 from checkpoint.native.encodings import ENCODINGS, INTEGERS, MXFP4
 from checkpoint.native.integers import packed_rows
 from checkpoint.native.row_products import RowScratch, row_products
+from checkpoint.row_attention import attend
 from odmoe.clusters.process import prepare_libraries
 from scripts.lib.flags import positive, script_parser
 from scripts.lib.provenance import header, save_rows
@@ -33,6 +38,7 @@ from scripts.lib.tables import Column, Row, text_table
 
 QWEN, GPT_OSS = (1536, 2048), (2880, 5760)
 """[out, in] of a gate and up projection; [in, out] of one."""
+HEADS, KEY_HEADS, HEAD = 32, 4, 128
 COLD_BYTES = 1 << 27
 """Weights that are multiplied in turn: more than the caches hold."""
 
@@ -111,12 +117,25 @@ def tiles(count: int) -> tuple[Run, Run]:
     return partial(functional.linear, rows, weight), partial(float_tiles.multiply, rows, weight)
 
 
+def attention(length: int) -> tuple[Run, Run]:
+    """One row of Qwen3-30B-A3B's heads, with so many tokens in the cache."""
+    module: Any = SimpleNamespace(num_key_value_groups=HEADS // KEY_HEADS)
+    query = torch.randn(1, HEADS, 1, HEAD).bfloat16()
+    key, value = (torch.randn(1, KEY_HEADS, length, HEAD).bfloat16() for _ in range(2))
+    return partial(sdpa_attention_forward, module, query, key, value, None), partial(
+        attend, module, query, key, value, None
+    )
+
+
 def cases(quick: bool) -> dict[str, Callable[[], tuple[Run, Run]]]:
     found: dict[str, Callable[[], tuple[Run, Run]]] = {}
     for count in (1, 8, 32):
         found[f"fast, 4 bits, rows {count}"] = partial(codes, INTEGERS, partial(integers, 4), count)
     found["fast, 8 bits, rows 1"] = partial(codes, INTEGERS, partial(integers, 8), 1)
     found["fast, MXFP4, rows 1"] = partial(codes, MXFP4, mxfp4, 1)
+    if not is_faster():
+        for length in (64, 512):
+            found[f"fast, attention, tokens {length}"] = partial(attention, length)
     if float_tiles.is_faster():
         for count in (8, 128):
             found[f"fast, bfloat16, rows {count}"] = partial(tiles, count)
