@@ -95,6 +95,19 @@ def test_a_job_that_goes_back_runs_on_its_own_thread() -> None:
     serial.close()
 
 
+def test_a_job_that_is_not_due_any_more_does_not_go_back() -> None:
+    lent, ran = LentThreads(), list[str]()
+    thread = SerialThread("own", lambda error: None, lent)
+    with lent.lend():
+        thread.lend(ran.append, "done meanwhile", is_due=lambda: False)
+        thread.lend(ran.append, "due", is_due=lambda: True)
+    last = threading.Event()
+    thread.submit(last.set)
+    assert last.wait(WAIT_S)
+    thread.close()
+    assert ran == ["due"]
+
+
 def test_a_job_that_raises_is_reported_and_ends_no_wait() -> None:
     lent, done, errors = LentThreads(), threading.Event(), []
     serial = SerialThread("own", errors.append, lent)
