@@ -60,7 +60,7 @@ class Mxfp4(Encoding):
         if bool((scales == _NAN).any()):
             raise Unencodable("a scale is NaN")
         count, out = numbers.shape[:2]
-        inputs = numbers.reshape(count, out, -1).transpose(1, 2)  # [n, in / 2, out], a byte for each two of `in`
+        inputs = numbers.reshape(count, out, -1).transpose(1, 2).contiguous()  # [n, in / 2, out]: each has two of `in`
         values = torch.empty((count, inputs.shape[1], 2, out), dtype=torch.uint8)
         torch.bitwise_and(inputs, 15, out=values[:, :, 0])
         torch.bitwise_right_shift(inputs, 4, out=values[:, :, 1])

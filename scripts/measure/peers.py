@@ -115,7 +115,7 @@ def parse() -> Any:
         choices=[*SHAPES, *FEW_BITS],
         help="A: 64 experts, top-8; B: 8, top-2; or two models in few bits (A B; quick: A)",
     )
-    parser.add_argument("--layers", type=positive, help="of a model in few bits (6, quick: 2)")
+    parser.add_argument("--layers", type=positive, help="of a model in few bits, 3 at least (6, quick: 3)")
     parser.add_argument(
         "--systems", nargs="+", choices=exact_systems(), metavar="NAME", help="all exact ones; with --quick three"
     )
@@ -127,7 +127,7 @@ def parse() -> Any:
     parser.add_argument("--quick", action="store_true", help="two layers, few systems and turns")
     parser.add_argument("--fresh", action="store_true", help="measure again what is finished")
     parser.add_argument("--out", type=Path, default=RESULTS, help="directory to write to (results/)")
-    parser.set_defaults(sizes={"turns": (5, 2), "tokens": (24, 6), "layers": (6, 2)})
+    parser.set_defaults(sizes={"turns": (5, 2), "tokens": (24, 6), "layers": (6, 3)})
     args = parse_flags(parser)
     args.shapes = (QUICK if args.quick else SHAPES) | {
         name: replace(shape, name=f"{name}-{args.layers}", layers=args.layers) for name, shape in FEW_BITS.items()
