@@ -31,8 +31,8 @@ LARGE_GAIN = 100.0
 """An output that is so many times as long as its input is compared at once with what the main node computes."""
 FAR = 10.0
 """Times an output's own length; a difference above it is not printed."""
-SETTLE_S = 5.0
-"""Longest wait of an answer's report for the arbiter."""
+SETTLE_S, UNUSABLE_S = 5.0, 30.0
+"""Longest waits for the arbiter: of an answer's report, and of a token for outputs that are not finite."""
 
 _log = logging.getLogger(__name__)
 
@@ -69,7 +69,7 @@ class OutputChecks:
 
     # --- requests -----------------------------------------------------------------------------------------------
 
-    def settle(self, request: int) -> bool:
+    def settle(self, request: int, within_s: float | None = None) -> bool:
         """Wait for the arbiter where it decides about a worker with an output in this answer. Whether the answer is
         free of doubt then. Called without the lock."""
         with self._changed:
@@ -80,14 +80,14 @@ class OutputChecks:
             def is_settled() -> bool:
                 return self._requests.get(request) is not found or not self._is_disputed(found)
 
-            self._changed.wait_for(is_settled, SETTLE_S)
+            self._changed.wait_for(is_settled, SETTLE_S if within_s is None else within_s)
             return is_settled() and not found.is_doubted
 
     def settle_unusable(self, request: Request) -> None:
         """Before a token is chosen: wait for the arbiter about an output that is not finite. A norm can turn
         enormous rows into zeros, so the logits need not tell. Called without the lock."""
         request.has_unusable_output = False
-        self.settle(request.number)
+        self.settle(request.number, UNUSABLE_S)
 
     def _is_disputed(self, request: Request) -> bool:
         return any(not request.sources.isdisjoint(sources) for sources in self._disputes.values())
@@ -115,7 +115,7 @@ class OutputChecks:
         if output is None:
             return DAMAGED
         before = layer.not_finite.pop((call.expert.expert, call.start), None)
-        # To look at an output that stays on the main model's own device would cost a wait each: the logits tell.
+        # A worker of this process leaves its outputs on an accelerator, where each look costs a wait: the logits tell.
         if not output.is_cpu or is_usable(output):
             if before is not None:
                 self._mark(before, NOT_FINITE)
