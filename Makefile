@@ -44,7 +44,7 @@ test-system: env  ## the tests that start clusters: Ray, ssh, ten hosts, kills (
 	$(BIN)/python -m pytest $(ALONE) || status=1; \
 	exit $$status
 
-fuzz: env  ## 300,000 mutated messages for each kind of node (FRAMES=..., FUZZ_SEED=...; two hours)
+fuzz: env  ## 300,000 mutated messages for each kind of node (FRAMES=..., FUZZ_SEED=...; one to two hours)
 	@FRAMES=$(or $(FRAMES),300000) FUZZ_SEED=$(or $(FUZZ_SEED),1000) $(BIN)/python -m pytest -n 0 tests/system/nodes/test_fuzzed_frames.py
 
 chaos: env  ## real faults on nodes in processes of their own, under load (CHAOS_S=..., CHAOS_SEED=..., CHAOS_CLUSTERS=...; docs/promises.md)
