@@ -37,6 +37,7 @@ from wire.messages import (
 from wire.serial import SerialThread
 from wire.sessions import Session, Sessions
 
+_Change = AlignLayers | MarkLayers | ReturnTo
 _NOTHING = Tensor("float32", (0,), b"")
 
 
@@ -84,8 +85,8 @@ class _Session(Session):
         self._cancelled: set[int] = set()
         self._taken: set[int] = set()
         """Runs whose last piece of outputs was taken."""
-        self._over_rows: deque[AlignLayers] = deque()
-        """Rows to take over, which a run need not have ended for."""
+        self._changes: dict[int, deque[_Change]] = {}
+        """Request -> what is still to be done to its cache, in order."""
         self._thread = SerialThread(f"{stage.name}-runs", self.report)
 
     def ready(self) -> StageReady:
@@ -112,11 +113,10 @@ class _Session(Session):
         elif isinstance(message, TakenRows):
             self._note(self._taken, message.run)
         elif isinstance(message, AlignLayers | MarkLayers | ReturnTo):
-            if isinstance(message, AlignLayers) and message.taken_over:
-                self._over_rows.append(message)
+            self._changes.setdefault(message.request, deque()).append(message)
             self._thread.submit(self._change, message)
         elif isinstance(message, CloseRequest):
-            self._thread.submit(self._requests.pop, message.request, None)
+            self._thread.submit(self._close_request, message.request)
         else:
             raise ProtocolError(f"a part of a shadow does not take {type(message).__name__}")
 
@@ -147,10 +147,23 @@ class _Session(Session):
 
     # --- on the runs' thread ------------------------------------------------------------------------------------
 
-    def _change(self, message: AlignLayers | MarkLayers | ReturnTo) -> None:
-        if isinstance(message, AlignLayers) and message.taken_over:
-            self._take_over()
-            return
+    def _close_request(self, number: int) -> None:
+        self._requests.pop(number, None)
+        self._changes.pop(number, None)
+
+    def _change(self, message: _Change) -> None:
+        """Unless `_take_over` has done it."""
+        due = self._changes.get(message.request)
+        if due and due[0] is message:
+            self._make(due.popleft())
+
+    def _take_over(self, number: int) -> None:
+        """The rows that have come for the request of this run, up to another change of its cache, which comes first."""
+        due = self._changes.get(number)
+        while due and isinstance(due[0], AlignLayers) and due[0].taken_over:
+            self._make(due.popleft())
+
+    def _make(self, message: _Change) -> None:
         request = self._requests.get(message.request)
         if request is None or request.fault is not None:
             return
@@ -163,18 +176,6 @@ class _Session(Session):
                 self._put(request, message)
         except (ODMoEError, KeyError) as error:
             request.fault = error if isinstance(error, ODMoEError) else ProtocolError(f"there is no mark {error}")
-
-    def _take_over(self) -> None:
-        """The rows that have come, also between two layers."""
-        while self._over_rows:
-            message = self._over_rows.popleft()
-            request = self._requests.get(message.request)
-            if request is None or request.fault is not None:
-                continue
-            try:
-                self._put(request, message)
-            except ODMoEError as error:
-                request.fault = error
 
     def _put(self, request: _Request, message: AlignLayers) -> None:
         tensors = [received_tensor(sent) for sent in message.kv]
@@ -221,7 +222,7 @@ class _Session(Session):
         def on_routed(layer: int, experts: list[int], scores: list[float]) -> None:
             if self._is_dropped(run):
                 raise _Dropped
-            self._take_over()
+            self._take_over(message.request)
             self.reply.send(Prediction(run, 0, layer, tuple(experts), tuple(scores)))
 
         rows = joined(hidden)

@@ -11,8 +11,10 @@ from typing import Any
 import pytest
 import torch
 
+from checkpoint import kv
 from checkpoint.coroutine import Coroutine
 from scheduler.errors import ODMoEError
+from shadow_node.cache import request_cache
 from shadow_node.stages import node, remote, rows
 from shadow_node.stages.division import Part
 from shadow_node.stages.first import FirstStage
@@ -116,3 +118,44 @@ def note_wait(waits: threading.Event, wait_for: Callable[..., bool], *args: Any)
 def drop(session: Any) -> None:
     with pytest.raises(node._Dropped):
         session._await_taken(1)
+
+
+def test_rows_do_not_overtake_the_way_back(first_of: Any, later: LaterStage, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = first_of()
+    first.reach()
+    cache = first.new_cache()
+    kept = request_cache(cache)
+    first.forward(PROMPT, cache)
+    mark = kept.mark()
+    first.forward([7], cache)
+    own = [
+        tensor[:, :, :1] for layer in cache.here.layers[: first.division.stop] for tensor in (layer.keys, layer.values)
+    ]
+    made: list[str] = []
+    held = threading.Event()
+    monkeypatch.setattr(node, "kv", Noting(made))
+    first_experts = later.experts[first.division.starts[1]]
+    forward = first_experts.forward
+    monkeypatch.setattr(first_experts, "forward", lambda *args: held.wait(10) and forward(*args))
+    with torch.inference_mode():
+        other = first.lock_step(PROMPT, first.new_cache())
+        go_on(first, other, first.division.starts[1])
+        kept.go_to(mark)
+        kept.take_over(len(PROMPT) - 1, [*own, *own[:1] * len(first.stages[0].layout.axes)])
+        held.set()
+        go_on(first, other)
+        first.forward([7], cache)
+    assert made == ["go_to", "take_over"]
+    kept.close()
+
+
+class Noting:
+    """`checkpoint.kv`, whose changes of a cache are noted."""
+
+    def __init__(self, made: list[str]) -> None:
+        self._made = made
+
+    def __getattr__(self, name: str) -> Any:
+        if name in ("go_to", "take_over"):
+            self._made.append(name)
+        return getattr(kv, name)
