@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from typing import Any
 
 import pytest
@@ -90,3 +91,22 @@ def test_a_hidden_state_goes_in_pieces(first_of: Any, monkeypatch: pytest.Monkey
     monkeypatch.setattr(rows, "PIECE_BYTES", 1)
     assert first.forward(PROMPT, first.new_cache()) == wanted
     assert len(sent) == len(PROMPT)
+
+
+def test_streams_that_begin_together_share_a_part(first_of: Any) -> None:
+    """Each Hello of a main node reaches for the parts."""
+    first, made = first_of(), list[Any]()
+    (connect_once,) = first.connects
+
+    def connect(handler: Any) -> Any:
+        time.sleep(0.2)
+        made.append(connect_once(handler))
+        return made[-1]
+
+    first.connects = [connect]
+    threads = [threading.Thread(target=first.reach) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(made) == 1
