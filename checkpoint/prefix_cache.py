@@ -107,7 +107,11 @@ class PrefixCache:
         """As `reading`, until `end`."""
         reading = PrefixReading(self, prompt)
         if find:
-            reading.find()
+            try:
+                reading.find()
+            except BaseException:
+                self.end(reading)
+                raise
             self.tokens_found += reading.position
         return reading
 

@@ -40,6 +40,7 @@ class Followed:
         self.reading = PromptReading(self.prompt, cache, kept)
         self.prefilled = False
         self.closed = False
+        """It has ended, or its stream. Set by any thread."""
         self.broken = False
         """Its last pass has failed; it goes on with the next alignment."""
         self.announced_at = -math.inf
@@ -71,9 +72,9 @@ class Followed:
         """That cache, whether all of it is in this process or not."""
         return request_cache(self.reading.cache)
 
-    def close(self) -> None:
-        """The request has ended, or its stream."""
-        self.closed = True
+    def end(self) -> None:
+        """It is closed, and no pass of it goes on: let go of what is kept for it."""
+        self.reading.end()
         self.kv.close()
 
     # --- alignments ---------------------------------------------------------------------------------------------

@@ -127,12 +127,11 @@ class _Session(Session):
             raise ProtocolError(f"a shadow does not take {type(message).__name__}")
 
     def end(self) -> None:
-        followed = list(self._requests.values())
-        for one in followed:
-            one.close()
-        self._thread.close()
-        for one in followed:
-            one.reading.end()
+        for followed in list(self._requests.values()):
+            followed.closed = True
+            self._came.put((self._shadow.pace.now(), followed, None))
+        if self._thread.close():
+            self.take()  # else its job does, at its next layer or its end
 
     def report(self, error: BaseException, about: Message | None = None) -> None:
         if not self.over and not isinstance(error, LinkError):
@@ -154,7 +153,7 @@ class _Session(Session):
         self._submit(followed, None)
 
     def _close(self, followed: Followed) -> None:
-        followed.close()
+        followed.closed = True
         self._submit(followed, None)
 
     def _admit(self, followed: Followed, message: Align) -> bool:
@@ -196,6 +195,8 @@ class _Session(Session):
             self.on_pass_failed(error)
         finally:
             self._passes.drop()  # none is left if no pass may run
+            if self.over:
+                self.take()
 
     def requests(self) -> list[Followed]:
         """See `PassOwner`."""
@@ -223,8 +224,8 @@ class _Session(Session):
             if message is not None:
                 with self._counting:
                     self._came_bytes -= message_bytes(message)
-            if followed.closed:
-                followed.reading.end()
+            if message is None and followed.closed:
+                followed.end()
             if message is None or followed.closed:
                 continue
             if not message.more:

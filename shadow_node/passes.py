@@ -144,11 +144,18 @@ class Passes:
     def _tokens_of(self, followed: Followed) -> list[int]:
         """What its next pass reads, which begins; empty if none may."""
         if not followed.prefilled:
-            return followed.reading.next_tokens()
+            return self._begin_reading(followed)
         if followed.may_start():
             return self._begin_decoding(followed)
         self._rest(followed)
         return []
+
+    def _begin_reading(self, followed: Followed) -> list[int]:
+        try:
+            return followed.reading.next_tokens()
+        except BaseException as error:  # noqa: BLE001 - the other requests go on
+            self._fail(followed, error)
+            return []
 
     def _rest(self, followed: Followed) -> None:
         """It waits for an alignment."""

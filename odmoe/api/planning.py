@@ -152,7 +152,9 @@ def plan_from_settings(
         with status() as say:
             say("counting the model's parameters")
             model = _model(settings, found, aligned=settings.shadow != "none")
-        setup, count = Setup(model, hardware, policy, settings.kv_memory), _counting()
+        kept = settings.kv_memory
+        setup = Setup(model, hardware, policy, kept, kept if len(hardware.shadow_bytes) < 2 else 0)
+        count = _counting()
         check_setup(setup)
         on_setup(setup)
         with status() as say:

@@ -95,6 +95,7 @@ def up(file: Path, settings: Settings, terminal: Terminal, timeout_s: float = 30
     cluster = read_cluster_file(file)
     for host in cluster.hosts:
         settings.replace(**host.settings)  # a host's own may not go with those of all
+    _check_shadow_hosts(cluster, settings)
     _check_model(settings.model)
     check_host_place(settings, None if settings.profile is None else find_profile(settings.profile))
     folder = cluster_dir(cluster.name)
@@ -107,6 +108,16 @@ def up(file: Path, settings: Settings, terminal: Terminal, timeout_s: float = 30
                 terminal.print_always(f"{work.reached.value}{_next(work.reached, file)}")
             work.give_up()
             raise
+
+
+def _check_shadow_hosts(cluster: ClusterFile, settings: Settings) -> None:
+    """Raises ConfigError. Each part of the shadow needs a host."""
+    listed = len(cluster.hosts_of("shadow_node"))
+    if settings.shadow_hosts > max(listed, 1):
+        raise ConfigError(
+            f"--shadow-hosts is {settings.shadow_hosts}, but {cluster.path} lists {listed} as shadow_node; "
+            "list as many there, or give fewer --shadow-hosts"
+        )
 
 
 def _check_model(name: str) -> None:

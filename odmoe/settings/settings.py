@@ -175,6 +175,12 @@ class Settings(Declarations):
         """Memory for the KV caches of earlier prompts; 0: none is kept."""
         return self.kv_memory or (KV_MEMORY if self.kv_disk is not None else 0)
 
+    @property
+    def shadow_kept_bytes(self) -> int:
+        """Likewise of the shadow's: one process on one device keeps them, unless a profile gives a pass its time."""
+        is_one = self.shadow_processes == 1 and "," not in self.device_of("shadow")
+        return self.kept_bytes if is_one and self.profile is None else 0
+
     def keeping_prompts(self) -> Settings:
         """As for conversations: earlier prompts are kept unless something else was given. On nodes that run already,
         their own setting holds. A budget of memory is for experts first, and a recording has whole prompts."""

@@ -113,7 +113,9 @@ class Setup:
     hardware: Hardware
     policy: Policy
     kept_bytes: int = 0
-    """For KV caches of earlier prompts: of the main node's memory, and of the shadow's."""
+    """Of the main node's memory, for KV caches of earlier prompts."""
+    shadow_kept_bytes: int = 0
+    """Of the shadow's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,7 +249,7 @@ def memory(setup: Setup, slots: int, rest_bytes: int = GPU_REST_BYTES) -> dict[s
     `rest_bytes`: as of `shadow_bytes`."""
     model, shadow = setup.model, setup.policy.shadow
     main, worker = main_bytes(model, setup.kept_bytes), worker_bytes(model, slots)
-    held = shadow_bytes(model, shadow, rest_bytes) + setup.kept_bytes if shadow != "none" else 0
+    held = shadow_bytes(model, shadow, rest_bytes) + setup.shadow_kept_bytes if shadow != "none" else 0
     return {
         "main": main,
         "shadow": held,

@@ -63,13 +63,16 @@ class DividedCache:
             )
         rows, held = iter(sent[: len(axes)]), iter(sent[len(axes) :])
         shares = [[*islice(rows, len(layout.axes)), *islice(held, layout.states)] for layout in layouts]
+        stop = start + _rows_in(sent, axes)
         put = kv.take_over if taken_over else kv.put
-        put(self._own, start, _rows_of(shares[0], layouts[0]) if taken_over else shares[0])
-        for stage, share, layout in zip(self._stages, shares[1:], layouts[1:], strict=True):
-            tensors = _rows_of(share, layout) if taken_over else share
-            stage.send(AlignLayers(self.request, start, tuple(Tensor(*tensor_bytes(t)) for t in tensors), taken_over))
-        counts = [t.shape[axis] for t, axis in zip(sent, axes, strict=False) if t.dim() > axis]
-        return start + max(counts, default=0)
+        own, *others = [
+            (stop - _rows_in(share, layout.axes), _rows_of(share, layout) if taken_over else share)
+            for share, layout in zip(shares, layouts, strict=True)
+        ]
+        put(self._own, *own)
+        for stage, (at, tensors) in zip(self._stages, others, strict=True):
+            stage.send(AlignLayers(self.request, at, tuple(Tensor(*tensor_bytes(t)) for t in tensors), taken_over))
+        return stop
 
     def has_states(self, sent: Any) -> bool:
         layouts = self._layouts
@@ -108,6 +111,11 @@ class DividedCache:
     def _tell(self, message: Message) -> None:
         for stage in self._stages:
             stage.send(message)
+
+
+def _rows_in(sent: Sequence[torch.Tensor], axes: Sequence[int]) -> int:
+    """The most rows of a tensor. A part whose windows begin later has fewer; all rows end at the same position."""
+    return max((t.shape[axis] for t, axis in zip(sent, axes, strict=False) if t.dim() > axis), default=0)
 
 
 def _rows_of(share: list[torch.Tensor], layout: kv.Layout) -> list[torch.Tensor]:

@@ -41,16 +41,18 @@ class FirstStage(ShadowModel):
             for number in range(1, len(part.rooms))
         ]
         self._requests = count(1)
+        self._reaching = runtime.Lock()
 
     def reach(self) -> None:
         """Raises ODMoEError: a part is out of reach, or not of this model."""
-        for number, (stage, connect) in enumerate(zip(self.stages, self.connects, strict=True), 1):
-            ready = stage.reach(connect, self._hello)
-            try:
-                self._check(number, ready)
-            except ODMoEError:
-                stage.close()
-                raise
+        with self._reaching:  # two streams of a main node may say Hello at the same time
+            for number, (stage, connect) in enumerate(zip(self.stages, self.connects, strict=True), 1):
+                ready = stage.reach(connect, self._hello)
+                try:
+                    self._check(number, ready)
+                except ODMoEError:
+                    stage.close()
+                    raise
 
     def _check(self, number: int, ready: StageReady) -> None:
         """Raises ModelMismatchError."""
@@ -60,7 +62,8 @@ class FirstStage(ShadowModel):
         if theirs != wanted:
             raise ModelMismatchError(
                 f"part {number} of the shadow at {ready.host} has {', '.join(theirs)}; the shadow wants "
-                f"{', '.join(wanted)}: give all its hosts the same settings, and start them again"
+                f"{', '.join(wanted)}: give all its hosts the same settings and one kind of --shadow-device, such as "
+                "cpu, and start them again"
             )
 
     def new_cache(self) -> DividedCache:

@@ -37,6 +37,7 @@ from wire.messages import (
 from wire.serial import SerialThread
 from wire.sessions import Session, Sessions
 
+_Change = AlignLayers | MarkLayers | ReturnTo
 _NOTHING = Tensor("float32", (0,), b"")
 
 
@@ -79,11 +80,13 @@ class _Session(Session):
         self._requests: dict[int, _Request] = {}
         self._entering: dict[int, list[RunLayers]] = {}
         """Run -> its rows, as far as they have come."""
+        self._said = runtime.Condition(runtime.Lock())
+        """Guards `_cancelled` and `_taken`."""
         self._cancelled: set[int] = set()
-        self._taken: runtime.SimpleQueue[int] = runtime.SimpleQueue()
-        """Runs some of whose outputs were taken."""
-        self._over_rows: deque[AlignLayers] = deque()
-        """Rows to take over, which a run need not have ended for."""
+        self._taken: set[int] = set()
+        """Runs whose last piece of outputs was taken."""
+        self._changes: dict[int, deque[_Change]] = {}
+        """Request -> what is still to be done to its cache, in order."""
         self._thread = SerialThread(f"{stage.name}-runs", self.report)
 
     def ready(self) -> StageReady:
@@ -106,15 +109,14 @@ class _Session(Session):
             self._enter(message)
         elif isinstance(message, CancelRun):
             self._entering.pop(message.run, None)
-            self._cancelled.add(message.run)
+            self._note(self._cancelled, message.run)
         elif isinstance(message, TakenRows):
-            self._taken.put(message.run)
+            self._note(self._taken, message.run)
         elif isinstance(message, AlignLayers | MarkLayers | ReturnTo):
-            if isinstance(message, AlignLayers) and message.taken_over:
-                self._over_rows.append(message)
+            self._changes.setdefault(message.request, deque()).append(message)
             self._thread.submit(self._change, message)
         elif isinstance(message, CloseRequest):
-            self._thread.submit(self._requests.pop, message.request, None)
+            self._thread.submit(self._close_request, message.request)
         else:
             raise ProtocolError(f"a part of a shadow does not take {type(message).__name__}")
 
@@ -127,7 +129,14 @@ class _Session(Session):
         del self._entering[message.run]
         self._thread.submit(self._run, parts)
 
+    def _note(self, runs: set[int], run: int) -> None:
+        with self._said:
+            runs.add(run)
+            self._said.notify_all()
+
     def end(self) -> None:
+        with self._said:
+            self._said.notify_all()
         self._thread.close()
 
     def report(self, error: BaseException, about: Message | None = None) -> None:
@@ -138,10 +147,23 @@ class _Session(Session):
 
     # --- on the runs' thread ------------------------------------------------------------------------------------
 
-    def _change(self, message: AlignLayers | MarkLayers | ReturnTo) -> None:
-        if isinstance(message, AlignLayers) and message.taken_over:
-            self._take_over()
-            return
+    def _close_request(self, number: int) -> None:
+        self._requests.pop(number, None)
+        self._changes.pop(number, None)
+
+    def _change(self, message: _Change) -> None:
+        """Unless `_take_over` has done it."""
+        due = self._changes.get(message.request)
+        if due and due[0] is message:
+            self._make(due.popleft())
+
+    def _take_over(self, number: int) -> None:
+        """The rows that have come for the request of this run, up to another change of its cache, which comes first."""
+        due = self._changes.get(number)
+        while due and isinstance(due[0], AlignLayers) and due[0].taken_over:
+            self._make(due.popleft())
+
+    def _make(self, message: _Change) -> None:
         request = self._requests.get(message.request)
         if request is None or request.fault is not None:
             return
@@ -154,18 +176,6 @@ class _Session(Session):
                 self._put(request, message)
         except (ODMoEError, KeyError) as error:
             request.fault = error if isinstance(error, ODMoEError) else ProtocolError(f"there is no mark {error}")
-
-    def _take_over(self) -> None:
-        """The rows that have come, also between two layers."""
-        while self._over_rows:
-            message = self._over_rows.popleft()
-            request = self._requests.get(message.request)
-            if request is None or request.fault is not None:
-                continue
-            try:
-                self._put(request, message)
-            except ODMoEError as error:
-                request.fault = error
 
     def _put(self, request: _Request, message: AlignLayers) -> None:
         tensors = [received_tensor(sent) for sent in message.kv]
@@ -180,8 +190,10 @@ class _Session(Session):
 
     def _run(self, parts: list[RunLayers]) -> None:
         run, first = parts[0].run, parts[0]
-        self._cancelled = {later for later in self._cancelled if later >= run}
-        if run in self._cancelled:
+        with self._said:
+            for runs in (self._cancelled, self._taken):
+                runs.difference_update({past for past in runs if past < run})
+        if self._is_dropped(run):
             return
         try:
             request = self._request_of(first)
@@ -208,9 +220,9 @@ class _Session(Session):
         run = message.run
 
         def on_routed(layer: int, experts: list[int], scores: list[float]) -> None:
-            if self.over or run in self._cancelled:
+            if self._is_dropped(run):
                 raise _Dropped
-            self._take_over()
+            self._take_over(message.request)
             self.reply.send(Prediction(run, 0, layer, tuple(experts), tuple(scores)))
 
         rows = joined(hidden)
@@ -237,15 +249,15 @@ class _Session(Session):
                 self._await_taken(run)
 
     def _await_taken(self, run: int) -> None:
-        while True:
-            try:
-                taken = self._taken.get(timeout=SILENT_S)
-            except runtime.Empty:
-                raise DeadlineError(f"the shadow did not take its rows within {SILENT_S:g} s") from None
-            if taken == run:
-                return
-            if run in self._cancelled:
-                raise _Dropped
+        with self._said:
+            if not self._said.wait_for(lambda: run in self._taken or self._is_dropped(run), SILENT_S):
+                raise DeadlineError(f"the shadow did not take its rows within {SILENT_S:g} s")
+            self._taken.discard(run)
+        if self._is_dropped(run):
+            raise _Dropped
+
+    def _is_dropped(self, run: int) -> bool:
+        return self.over or run in self._cancelled
 
     def _all(self) -> list[_Request]:
         return list(self._requests.values())

@@ -31,7 +31,7 @@ from wire.messages import (
 HELLO_S = 10.0
 """How long a stage may take to answer Hello."""
 SILENT_S = 10.0
-"""How long a run may take from one gate to the next, beside `OWN_TIMES`."""
+"""How long a run may take from one gate to the next, beside `OWN_TIMES` and the other open runs."""
 OWN_TIMES = 4.0
 """How long it may take besides, in times that the layers before took."""
 
@@ -53,6 +53,15 @@ class Entry(NamedTuple):
     """Seconds that the layers before took."""
 
 
+_Came = runtime.SimpleQueue[Message | ODMoEError]
+
+
+class _Run(NamedTuple):
+    came: _Came
+    patience_s: float
+    """How long it may take from one message to the next."""
+
+
 class RemoteStage:
     """`on_lost`: called when its stream has ended, not by `close`. Thread-safe."""
 
@@ -68,10 +77,12 @@ class RemoteStage:
         self._channel: Channel | None = None
         self._ear: _Ear | None = None
         """Of that stream."""
-        self._runs: dict[int, runtime.SimpleQueue[Message | ODMoEError]] = {}
+        self._runs: dict[int, _Run] = {}
         self._numbers = itertools.count(1)
-        self._answer: runtime.SimpleQueue[Message | ODMoEError] = runtime.SimpleQueue()
+        self._answer: _Came = runtime.SimpleQueue()
         """To Hello."""
+        self._heard = 0
+        """Messages of any run that have come."""
 
     def reach(self, connect: Connect, hello: Hello) -> StageReady:
         """What it is; connects unless it is connected already. Raises ODMoEError."""
@@ -81,7 +92,7 @@ class RemoteStage:
         ear = self._ear = _Ear(self)
         self._channel = connect(ear)
         self.send(hello)
-        answer = self._await(self._answer, HELLO_S)
+        answer = self._await(self._answer, lambda: HELLO_S)
         if not isinstance(answer, StageReady):
             self.close()
             raise ProtocolError(f"{self.name} answered Hello with {type(answer).__name__}; is that a stage's address?")
@@ -105,19 +116,16 @@ class RemoteStage:
         """Run its layers. Returns what goes on [1, T, ...], or from the last stage the greedy next token. `on_gate` is
         called at each of its gates, and may raise, which ends the run. Raises ODMoEError: it has failed, or is lost."""
         run = next(self._numbers)
-        came = self._runs[run] = runtime.SimpleQueue()
-        patience_s = SILENT_S + OWN_TIMES * entry.own_s
+        self._runs[run] = _Run(runtime.SimpleQueue(), SILENT_S + OWN_TIMES * entry.own_s)
         rows: list[RanLayers] = []
         try:
-            self._send_rows(run, entry, came, patience_s)
+            self._send_rows(run, entry)
             while not rows or rows[-1].more:
-                message = self._await(came, patience_s)
+                message = self._next(run)
                 if isinstance(message, Prediction):
                     on_gate(message.layer, message.experts, message.scores)
                 elif isinstance(message, RanLayers):
                     rows.append(message)
-                    if message.more:
-                        self.send(TakenRows(run))
         except BaseException:
             self._cancel(run)
             raise
@@ -125,15 +133,13 @@ class RemoteStage:
             del self._runs[run]
         return self._result(rows)
 
-    def _send_rows(
-        self, run: int, entry: Entry, came: runtime.SimpleQueue[Message | ODMoEError], patience_s: float
-    ) -> None:
+    def _send_rows(self, run: int, entry: Entry) -> None:
         pieces = pieces_of(entry.hidden)
         for number, piece in enumerate(pieces, 1):
             more = number < len(pieces)
             tokens, marks = (tuple(entry.tokens), entry.marks) if number == 1 else ((), ())
             self.send(RunLayers(run, entry.request, tokens, piece, more, marks))
-            if more and not isinstance(answer := self._await(came, patience_s), TakenRows):
+            if more and not isinstance(answer := self._next(run), TakenRows):
                 raise ProtocolError(f"{self.name} answered rows with {type(answer).__name__}")
 
     def _result(self, rows: list[RanLayers]) -> torch.Tensor | int:
@@ -142,23 +148,34 @@ class RemoteStage:
         return joined([message.hidden for message in rows]) if last.token is None else last.token
 
     def _cancel(self, run: int) -> None:
+        self._say(CancelRun(run))
+
+    def _say(self, message: Message) -> None:
         try:
-            self.send(CancelRun(run))
+            self.send(message)
         except ODMoEError:  # the stream has ended, and with it the run
             return
 
-    def _await(self, came: runtime.SimpleQueue[Message | ODMoEError], most_s: float) -> Message:
-        """The next message of a run. Each other run may come before it."""
-        end_s = most_s * max(1, len(self._runs))
-        try:
-            found = came.get(timeout=end_s)
-        except runtime.Empty:
+    def _next(self, run: int) -> Message:
+        """The next message of a run. The stage may do each other open one before it."""
+        return self._await(self._runs[run].came, lambda: sum(one.patience_s for one in list(self._runs.values())))
+
+    def _await(self, came: _Came, most_s: Callable[[], float]) -> Message:
+        """What comes next. While the stage answers other runs, which end, the wait begins anew."""
+        while True:
+            heard, end_s = self._heard, most_s()
+            try:
+                found = came.get(timeout=end_s)
+                break
+            except runtime.Empty:
+                if self._heard != heard:
+                    continue
             late = DeadlineError(
                 f"{self.name} did not answer within {end_s:.1f} s, though it is alive: its machine is too busy, or too "
                 "slow for its layers"
             )
             self._lose(late)
-            raise late from None
+            raise late
         if isinstance(found, ODMoEError):
             raise found
         return found
@@ -174,9 +191,9 @@ class RemoteStage:
             self._on_failed(message)
         elif isinstance(message, Prediction | RanLayers | TakenRows):
             run = message.request if isinstance(message, Prediction) else message.run
-            came = self._runs.get(run)
-            if came is not None:
-                came.put(message)
+            if isinstance(message, RanLayers) and message.more:
+                self._say(TakenRows(run))  # here, as its pass may stand still while another waits for this stage
+            self._on_answer(run, message)
         else:
             raise ProtocolError(f"{self.name} sent {type(message).__name__}, which a stage never sends")
 
@@ -186,8 +203,13 @@ class RemoteStage:
         error = known(message.message)
         if not message.call_id:
             self._lose(error)
-        elif (came := self._runs.get(message.call_id)) is not None:
-            came.put(error)
+        else:
+            self._on_answer(message.call_id, error)
+
+    def _on_answer(self, number: int, answer: Message | ODMoEError) -> None:
+        if (run := self._runs.get(number)) is not None:
+            self._heard += 1
+            run.came.put(answer)
 
     def end(self, ear: _Ear, error: ODMoEError | None) -> None:
         """A stream has ended."""
@@ -199,8 +221,8 @@ class RemoteStage:
         was_in_use = self.ready is not None
         self.close()
         self._answer.put(lost)
-        for came in list(self._runs.values()):
-            came.put(lost)
+        for run in list(self._runs.values()):
+            run.came.put(lost)
         if was_in_use:
             self._on_lost(lost)
 

@@ -49,6 +49,8 @@ def test_two_nodes_predict_as_one(tiny: Any, divided: FirstStage | ODMoEError) -
     assert divided.experts.keys() < whole.experts.keys()
     aligned = other_rows(whole, tiny.prompt)
     assert alone(divided, tiny.prompt, aligned) == alone(whole, tiny.prompt, aligned)
+    of_prompt = prompt_parts(whole, tiny.prompt)
+    assert from_prompt(divided, tiny.prompt, of_prompt) == from_prompt(whole, tiny.prompt, of_prompt)
     assert together(divided, tiny.prompt) == together(whole, tiny.prompt)
 
 
@@ -80,6 +82,31 @@ def alone(model: ShadowModel, prompt: list[int], aligned: list[list[torch.Tensor
         if not kept.has_states(aligned[1]):
             found.append(kept.take_over(end - 1, aligned[1]))
             found.append(model.forward([6], cache))
+    kept.close()
+    model.on_routed = None
+    return found
+
+
+def prompt_parts(model: ShadowModel, prompt: list[int]) -> list[tuple[int, list[torch.Tensor]]]:
+    """The KV rows and states of another prompt, as the alignment of a prompt: windows begin in its middle."""
+    cache = model.new_cache()
+    model.forward(prompt[::-1], cache)
+    row_bytes = kv.cache_bytes(cache) // len(prompt)
+    return list(kv.take(cache, 0, len(prompt)).parts(5 * row_bytes))
+
+
+def from_prompt(model: ShadowModel, prompt: list[int], parts: list[tuple[int, list[torch.Tensor]]]) -> list[Any]:
+    """The experts and weights of a pass after the alignment of a whole prompt, and after the same was taken over."""
+    found: list[Any] = []
+    cache = model.new_cache()
+    kept = request_cache(cache)
+    model.forward(prompt, cache)
+    found += [kept.put(start, tensors) for start, tensors in parts]
+    model.on_routed = lambda *gate: found.append(gate)
+    found.append(model.forward([5], cache))
+    if not any(kept.has_states(tensors) for _, tensors in parts):
+        found += [kept.take_over(start, tensors) for start, tensors in parts]
+        found.append(model.forward([6], cache))
     kept.close()
     model.on_routed = None
     return found

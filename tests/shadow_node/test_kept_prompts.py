@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 import torch
 
+from checkpoint import prefix_cache
 from shadow_node.model import ShadowModel
 from shadow_node.node import Shadow
 from shadow_node.prompt_reading import BLOCK
 from support.shadows.shadow_client import STEPS, MainAnswer, ShadowClient
-from wire.messages import CloseRequest
+from wire.messages import CloseRequest, Failed
 
 TURNS = (BLOCK + 9, 2 * BLOCK, 2 * BLOCK + 1, 2 * BLOCK + 40)
 """Tokens of each prompt of a conversation. The last token is always read, so that no block ends with it."""
@@ -76,3 +78,56 @@ def test_what_is_kept_is_bounded_and_counts_as_memory(keeping: Callable[[int], S
 
 def test_nothing_is_kept_unless_asked_for(shadow_model: Callable[[str], ShadowModel]) -> None:
     assert shadow_model("int8").kept_prompts(0) is None
+
+
+@pytest.mark.slow
+def test_kept_blocks_that_cannot_be_taken_stop_their_request_alone(
+    keeping: Callable[[int], ShadowClient], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    main = keeping(1 << 30)
+    wanted = predicted(main, 1, TURNS[-1])[1:]
+    main.settle()
+    taken, no_room = prefix_cache.cache_of, [torch.OutOfMemoryError("CUDA out of memory")]
+    monkeypatch.setattr(prefix_cache, "cache_of", lambda *args: raised(no_room.pop()) if no_room else taken(*args))
+    main.open(2, MainAnswer(tuple(TOKENS[: TURNS[-1]]), TOKENS[TURNS[-1] :], []), kv=0)
+    main.open(3, MainAnswer(tuple(TOKENS[:9]), TOKENS[9:], []), kv=0)
+    main.align(3, 0)
+    main.settle()
+    assert [failure.error for failure in main.of(Failed)] == ["OutOfMemoryError"]
+    assert uses(main) == 0
+    assert len(main.routes(3, 0)) == 8
+    main.align(2, 0)
+    main.settle()
+    assert main.routes(2, 0) == wanted[0]
+
+
+@pytest.mark.slow
+def test_a_stream_that_ends_lets_go_of_a_prompt_closed_in_its_middle(
+    keeping: Callable[[int], ShadowClient], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    main = keeping(1 << 30)
+    session, model = main.shadow.sessions._served, main.shadow.model
+    assert session is not None
+    forward, errors = model.forward, [RuntimeError("the second block"), None]
+    monkeypatch.setattr(
+        model, "forward", lambda *args: raised(error) if (error := errors.pop()) is not None else forward(*args)
+    )
+    main.open(1, MainAnswer(tuple(TOKENS[: TURNS[-1]]), TOKENS[TURNS[-1] :], []), kv=0)
+    main.settle()
+    assert uses(main) == 1
+    busy = threading.Event()
+    session._thread.submit(busy.wait)
+    session.dispatch(CloseRequest(1))
+    threading.Timer(0.3, busy.set).start()
+    session.on_close(None)
+    assert uses(main) == 0
+
+
+def uses(main: ShadowClient) -> int:
+    """Blocks in use."""
+    assert main.shadow.kept is not None
+    return len(main.shadow.kept.store._uses)
+
+
+def raised(error: BaseException) -> Any:
+    raise error

@@ -69,7 +69,7 @@ def memory_budget(memory: str, settings: Settings, store: ExpertStore, predictor
         "kv": kv + settings.kept_bytes,
         "activations": _activation_bytes(settings, store, shape, tokens),
         "predictor": predictor_bytes,
-        "shadow": _shadow_bytes(settings, store, size) + settings.kept_bytes if settings.has_shadow else 0,
+        "shadow": _shadow_bytes(settings, store, size) + settings.shadow_kept_bytes if settings.has_shadow else 0,
     }
     return MemoryBudget(total, shares)
 

@@ -74,7 +74,7 @@ def _plan(model: ModelSize, served: Settings, nodes: tuple[NodeFigures, ...]) ->
     if served.profile is not None:
         base = as_measured(base, model, shadow)
     policy = Policy(shadow, None, served.system_config, served.alignment)
-    setup = Setup(model, Hardware(base, len(workers)), policy, served.kept_bytes)
+    setup = Setup(model, Hardware(base, len(workers)), policy, served.kept_bytes, served.shadow_kept_bytes)
     sizes = memory(setup, 0, rest_bytes=CPU_REST_BYTES if _on_cpu(nodes, "shadow") else GPU_REST_BYTES)
     sizes = {role: sizes[role] for role in ("main", "shadow", "worker")} | {"expert": model.expert_bytes}
     why = _why_not(served, nodes)

@@ -13,6 +13,7 @@ from odmoe.machines import up as module
 from odmoe.machines.up import up
 from odmoe.settings.settings import Settings
 from odmoe.terminal import Terminal
+from scheduler.errors import ConfigError
 from support.paths import ROOT
 
 
@@ -36,3 +37,9 @@ def test_a_cluster_file_has_the_number_of_workers(
     file = ROOT / "cluster.yaml"
     up(file, Settings(model="demo", cluster=str(file), system="fully-cached", **given), Terminal(quiet=True))
     assert configure(started[0], store).resources.slots == slots
+
+
+def test_a_cluster_file_with_fewer_hosts_than_parts_of_the_shadow() -> None:
+    file = ROOT / "cluster.yaml"
+    with pytest.raises(ConfigError, match=r"--shadow-hosts is 3, but .*cluster.yaml lists 1 as shadow_node"):
+        up(file, Settings(model="demo", cluster=str(file), shadow_hosts=3), Terminal(quiet=True))

@@ -438,7 +438,7 @@ def test_no_change_is_named_where_none_helps(paper: Plan) -> None:
 
 
 def test_earlier_prompts_take_memory_where_the_caches_are() -> None:
-    plain, kept = memory(PAPER, 1), memory(replace(PAPER, kept_bytes=10**9), 1)
+    plain, kept = memory(PAPER, 1), memory(replace(PAPER, kept_bytes=10**9, shadow_kept_bytes=10**9), 1)
     grown = {name: kept[name] - plain[name] for name in plain if kept[name] != plain[name]}
     assert grown == dict.fromkeys(("main", "shadow", "whole", "whole_dequantised"), 10**9) | {"together": 2 * 10**9}
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
-from functools import partial
+import time
 from typing import Any
 
 import pytest
@@ -12,36 +11,12 @@ import torch
 
 from scheduler.errors import DeadlineError, LinkError, ModelMismatchError, ODMoEError, ProtocolError
 from shadow_node.stages import remote, rows
-from shadow_node.stages.division import Part
-from shadow_node.stages.first import FirstStage
 from shadow_node.stages.later import LaterStage
 from shadow_node.stages.node import Stage
-from wire.inprocess import connect
 from wire.messages import Message
 
 pytestmark = pytest.mark.slow
 PROMPT = [5, 17, 3, 60, 41, 9]
-
-
-@pytest.fixture(scope="module")
-def later(demo_store: Callable[[str], Any]) -> LaterStage:
-    return LaterStage(demo_store("float32"), "fp16", part=Part(1, (1, 1)))
-
-
-@pytest.fixture
-def stage(later: LaterStage, demo_store: Callable[[str], Any]) -> Iterator[Stage]:
-    manifest = demo_store("float32").manifest
-    made = Stage("part 1 of the shadow", later, manifest.model_digest, manifest.dtype)
-    yield made
-    made.close()
-
-
-@pytest.fixture
-def first_of(demo_store: Callable[[str], Any], stage: Stage) -> Callable[..., FirstStage]:
-    def make(scheme: str = "fp16", rooms: tuple[int, ...] = (1, 1)) -> FirstStage:
-        return FirstStage(demo_store("float32"), scheme, "cpu", Part(0, rooms), [partial(connect, stage)])
-
-    return make
 
 
 @pytest.mark.parametrize(
@@ -116,3 +91,22 @@ def test_a_hidden_state_goes_in_pieces(first_of: Any, monkeypatch: pytest.Monkey
     monkeypatch.setattr(rows, "PIECE_BYTES", 1)
     assert first.forward(PROMPT, first.new_cache()) == wanted
     assert len(sent) == len(PROMPT)
+
+
+def test_streams_that_begin_together_share_a_part(first_of: Any) -> None:
+    """Each Hello of a main node reaches for the parts."""
+    first, made = first_of(), list[Any]()
+    (connect_once,) = first.connects
+
+    def connect(handler: Any) -> Any:
+        time.sleep(0.2)
+        made.append(connect_once(handler))
+        return made[-1]
+
+    first.connects = [connect]
+    threads = [threading.Thread(target=first.reach) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(made) == 1

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from odmoe.clusters.configuration import budget_of, check_fits, configure, resources, with_precision
+from odmoe.clusters.memory.budget import memory_budget
 from odmoe.settings.settings import Settings
 from scheduler.errors import ConfigError
 from support.nodes.exact import answers
@@ -72,6 +73,18 @@ def test_a_shadow_takes_its_part(store: Any, shadow: str, item: float) -> None:
     attention = 8 * (2 * 192 * 192 + 2 * 192 * 64)
     rest = DENSE // 4 - attention + 2 * 64 * KV // 4
     assert budget.shares["shadow"] == int((attention + 64 * 3 * 192 * 288) * item) + 4 * rest
+
+
+@pytest.mark.parametrize(
+    ("where", "kept"),
+    [({}, 1000), ({"shadow_device": "cuda:0,cuda:1"}, 0), ({"profile": "rtx3090-1gbe"}, 0)],
+)
+def test_a_shadow_in_parts_or_emulated_keeps_no_prompts(store: Any, where: dict[str, Any], kept: int) -> None:
+    def share(kv_memory: int) -> int:
+        settings = settings_of(memory="200MB", system="sep-arc", kv_memory=kv_memory, **where)
+        return memory_budget("200MB", settings, store, 0).shares["shadow"]
+
+    assert share(1000) - share(0) == kept
 
 
 def test_no_room_for_an_expert_names_every_share(store: Any) -> None:

@@ -1,0 +1,36 @@
+"""A shadow of the demo model in two parts, the second as a node of this process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import pytest
+
+from shadow_node.stages.division import Part
+from shadow_node.stages.first import FirstStage
+from shadow_node.stages.later import LaterStage
+from shadow_node.stages.node import Stage
+from wire.inprocess import connect
+
+
+@pytest.fixture(scope="module")
+def later(demo_store: Callable[[str], Any]) -> LaterStage:
+    return LaterStage(demo_store("float32"), "fp16", part=Part(1, (1, 1)))
+
+
+@pytest.fixture
+def stage(later: LaterStage, demo_store: Callable[[str], Any]) -> Iterator[Stage]:
+    manifest = demo_store("float32").manifest
+    made = Stage("part 1 of the shadow", later, manifest.model_digest, manifest.dtype)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def first_of(demo_store: Callable[[str], Any], stage: Stage) -> Callable[..., FirstStage]:
+    def make(scheme: str = "fp16", rooms: tuple[int, ...] = (1, 1)) -> FirstStage:
+        return FirstStage(demo_store("float32"), scheme, "cpu", Part(0, rooms), [partial(connect, stage)])
+
+    return make
