@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -19,6 +19,9 @@ from wire.messages import Draft
 SHADOW, PROMPT, MTP = "shadow", "prompt", "mtp"
 NGRAM = 3
 """Tokens at the answer's end that drafts from the prompt begin with, at most."""
+
+_UNDRAFTED = 2
+"""Tokens of an answer that no draft gives: the prompt's pass gives the first, and the next pass one beside drafts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,17 +152,21 @@ class Drafting:
         self._lengths = DraftLengths(draft, late, experts, top_k)
         self._lock = runtime.Lock()
 
-    def begin(self, prompt: Sequence[int], room: int) -> Drafts | None:
-        """Of a new request; None where nothing is drafted. `room`: the most tokens of the answer."""
-        if not self._is_on:
+    def begin(self, prompt: Sequence[int], room: int, check_wanted: Callable[[], None]) -> Drafts | None:
+        """Of a new request; None where nothing is drafted. `room`: the most tokens of the answer. `check_wanted`:
+        raises where nobody wants it any more."""
+        if not self._is_on or (self._head is not None and room <= _UNDRAFTED):
             return None
         length = self._lengths.make_length()
-        return Drafts(self._drafter(prompt, room, length), length, self._lock)
+        return Drafts(self._drafter(prompt, room, length, check_wanted), length, self._lock)
 
-    def _drafter(self, prompt: Sequence[int], room: int, length: DraftLength) -> Drafter:
+    def _drafter(
+        self, prompt: Sequence[int], room: int, length: DraftLength, check_wanted: Callable[[], None]
+    ) -> Drafter:
         if self._head is not None:
             with self._lock:
-                return MtpDrafts(self._head, prompt, length.drafts())
+                wanted = length.drafts()
+            return MtpDrafts(self._head, prompt, room, wanted, check_wanted)
         return _PromptDrafts(prompt, room) if self._origin == PROMPT else _ShadowDrafts()
 
     def on_step_ended(self, requests: Iterable[Draftable], rows: int, seconds: float, decoding: bool) -> None:

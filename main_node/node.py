@@ -236,7 +236,8 @@ class MainNode:
             at_end.callback(self.kept.on_ended, request)
             at_end.callback(request.forget_predictions)
             at_end.enter_context(self.steps.taking_part(request))
-            request.drafts = self.drafting.begin(request.sequence.prompt, request.sequence.max_new_tokens)
+            prompt, room = request.sequence.prompt, request.sequence.max_new_tokens
+            request.drafts = self.drafting.begin(prompt, room, request.check_wanted)
             yield
 
     def _tokens(self, request: Request, began: float) -> Generator[Step, None, tuple[Step, str, Times]]:

@@ -11,12 +11,16 @@ from typing import Any
 import pytest
 import torch
 
+from checkpoint import kv
+from checkpoint.mtp_head import MtpHead
 from checkpoint.sharding.source import open_source
 from main_node.drafting import Drafts
+from main_node.mtp_drafts import MtpDrafts
 from odmoe.clusters.device_choice import role_bytes
 from odmoe.clusters.embedded import EmbeddedCluster
 from odmoe.clusters.memory.budget import memory_budget
 from odmoe.settings.settings import Settings
+from scheduler.errors import RequestCancelledError
 from support.cases import slow_except
 from support.models import families, mtp, published
 from support.models.published import aligned
@@ -94,6 +98,66 @@ def test_drafts_follow_the_paper(family: str, made: Any, taken: list[tuple[int, 
     assert role_bytes(store, "main", "none") == pytest.approx(report.memory_shares["dense"], rel=0.02)
 
 
+def test_a_prompt_is_read_as_it_comes(made: Any) -> None:
+    """While no drafts are wanted, too: the step that first drafts would else read all of it, and cost accordingly. What
+    is decoded meanwhile is read a few rows at a time."""
+    head, store, model = made("deepseek_v3")
+    prompt, answer = [*PROMPT, *OTHER] * 3, [int(token) for token in range(1, 41)]
+    with torch.inference_mode():
+        tokens = torch.tensor([[*prompt, *answer]])
+        states = model.base_model(input_ids=tokens, use_cache=False).last_hidden_state
+        drafts = MtpDrafts(MtpHead(store, model, torch.float32), prompt, 100, 0, lambda: None)
+        drafts.on_read(0, [states[:, : len(prompt)]], (answer[0],))
+        cached = kv.cache_bytes(drafts._cache)
+        assert drafts.nbytes == cached > 0
+        most = 0
+        for at in range(len(prompt), len(prompt) + 38):
+            drafts.on_read(at, [states[:, at : at + 1]], (answer[at - len(prompt) + 1],))
+            most = max(most, drafts.nbytes - kv.cache_bytes(drafts._cache))
+        assert 0 < most <= 16 * states[:, 0].nbytes
+        drafts.on_wanted(DRAFTS)
+        drafts.on_read(at + 1, [states[:, at + 1 : at + 2]], (answer[39],))
+    assert list(drafts.following(DRAFTS)) == head.drafts([*prompt, *answer], DRAFTS)
+
+
+def test_a_cancelled_prompt_is_read_no_further(made: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    _, store, model = made("deepseek_v3")
+    monkeypatch.setattr("checkpoint.mtp_head._ROWS", 8)
+    calls: list[int] = []
+
+    def check() -> None:
+        calls.append(1)
+        if len(calls) == 2:
+            raise RequestCancelledError("it was cancelled")
+
+    drafts = MtpDrafts(MtpHead(store, model, torch.float32), [1] * 100, 100, 0, check)
+    with pytest.raises(RequestCancelledError), torch.inference_mode():
+        drafts.on_read(0, [torch.zeros(1, 50, model.config.hidden_size)], ())
+    assert drafts._cache.get_seq_length() == 8
+
+
+@pytest.mark.parametrize(("count", "drafted"), [(1, 0), (2, 0), (4, 2)])
+def test_no_draft_is_made_that_no_pass_can_use(
+    count: int, drafted: int, made: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, store, model = made("deepseek_v3")
+    chosen: list[torch.Tensor] = []
+    choose = MtpHead.choose
+
+    def spy(head: MtpHead, state: torch.Tensor) -> int:
+        chosen.append(state)
+        return choose(head, state)
+
+    monkeypatch.setattr(MtpHead, "choose", spy)
+    cluster = EmbeddedCluster(settings_of("deepseek_v3"), store)
+    try:
+        report, _ = answers(cluster, PROMPT, count)
+    finally:
+        cluster.close()
+    assert report.token_ids == answer_of(model, PROMPT, count)[0]
+    assert len(chosen) == report.drafted == drafted
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "others", [{"batch_dense": True}, {"prefill_chunk": 4}, {"kv_memory": 1 << 20}, {"draft": "auto"}], ids=str
@@ -116,7 +180,7 @@ def test_drafts_beside_others(others: dict[str, Any], made: Any) -> None:
 @pytest.mark.parametrize(
     ("save", "kept"), [(None, {"experts": "int8", "dense": "int8"}), (published.publish_fp8, {})], ids=["int8", "fp8"]
 )
-def test_a_store_in_few_bits(save: Any, kept: dict[str, str], tmp_path: Path) -> None:
+def test_a_store_in_few_bits(save: Any, kept: dict[str, Any], tmp_path: Path) -> None:
     """In int8 the output layer, which the head shares, is restored in memory that others share, too."""
     head = mtp.publish("deepseek_v3", tmp_path / "model", right=True, save=save)
     store = shard(open_source(head.path), tmp_path / "store", "bfloat16", **kept)
