@@ -232,9 +232,9 @@ class MainNode:
         """Around all passes of a request: until it has its last token, or ends without."""
         with contextlib.ExitStack() as at_end:
             at_end.callback(self.engine.on_answered, request)
+            at_end.callback(request.forget_predictions)
             at_end.callback(self._note_cache_bytes)
             at_end.callback(self.kept.on_ended, request)
-            at_end.callback(request.forget_predictions)
             at_end.enter_context(self.steps.taking_part(request))
             prompt, room = request.sequence.prompt, request.sequence.max_new_tokens
             request.drafts = self.drafting.begin(prompt, room, request.check_wanted)

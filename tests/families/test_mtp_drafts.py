@@ -31,6 +31,7 @@ from support.nodes.exact import answer_of, answers, answers_together
 PROMPT = [5, 17, 3, 88, 41, 9, 9, 60, 2, 71, 33, 12]
 OTHER = [7, 7, 30, 90, 4, 61, 18]
 TOKENS, DRAFTS = 16, 3
+PLAIN: dict[str, Any] = {"shadow": "none", "workers": 2, "threads": 1, "mini_batch": 4096}
 
 
 @pytest.fixture(scope="module")
@@ -63,8 +64,7 @@ def taken(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
 
 
 def settings_of(family: str, **others: Any) -> Settings:
-    how: dict[str, Any] = {"shadow": "none", "workers": 2, "threads": 1, "mini_batch": 4096, "draft": DRAFTS}
-    return Settings(model=family, draft_from="mtp", **(how | others))
+    return Settings(model=family, **(PLAIN | {"draft": DRAFTS, "draft_from": "mtp"} | others))
 
 
 @pytest.mark.parametrize("family", slow_except(["deepseek_v3"], mtp.PUBLISHED))
@@ -158,6 +158,22 @@ def test_no_draft_is_made_that_no_pass_can_use(
     assert len(chosen) == report.drafted == drafted
 
 
+def test_the_cache_of_the_head_is_counted(made: Any) -> None:
+    """Of an answer that is too short for drafts of `auto`, with what waits for the head."""
+    _, store, model = made("deepseek_v3")
+    held = []
+    for settings in (Settings(model="deepseek_v3", **PLAIN), settings_of("deepseek_v3", draft="auto")):
+        cluster = EmbeddedCluster(settings, store)
+        try:
+            report, _ = answers(cluster, PROMPT * 2, 4)
+        finally:
+            cluster.close()
+        held.append(report.memory_shares["kv"])
+    config, read, decoded = model.config, 2 * len(PROMPT), 3
+    row = held[0] // (config.num_hidden_layers * (read + decoded))
+    assert held[1] - held[0] == row * read + decoded * config.hidden_size * torch.float32.itemsize
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "others", [{"batch_dense": True}, {"prefill_chunk": 4}, {"kv_memory": 1 << 20}, {"draft": "auto"}], ids=str
@@ -186,9 +202,8 @@ def test_a_store_in_few_bits(save: Any, kept: dict[str, Any], tmp_path: Path) ->
     store = shard(open_source(head.path), tmp_path / "store", "bfloat16", **kept)
     assert (bool(store.manifest.encoding), bool(store.manifest.dense_weights)) == (True, bool(kept))
     found = []
-    drafting = settings_of("deepseek_v3", parallel=2)
-    given = drafting.model_dump(exclude_unset=True)
-    for settings in (Settings(**{name: given[name] for name in given.keys() - {"draft", "draft_from"}}), drafting):
+    plain_settings = Settings(model="deepseek_v3", parallel=2, **PLAIN)
+    for settings in (plain_settings, settings_of("deepseek_v3", parallel=2)):
         cluster = EmbeddedCluster(settings, store)
         try:
             found.append(answers_together(cluster.main, [PROMPT, OTHER], [TOKENS, TOKENS]))
