@@ -349,9 +349,8 @@ class MainNode:
                 gained = self._forward_chunks(request, tokens[: one.tokens], visit, sizes, one.tokens == len(tokens))
             else:
                 gained = self._forward(request, tokens[: one.tokens], last=one.tokens == len(tokens))
-            drafts = request.drafts
-            if drafts is not None and self._head is not None:
-                drafts.on_read(position, current.states[: len(gained)] if in_block else current.states, gained)
+            states = current.states[: len(gained)] if in_block else current.states
+            self.drafting.on_read(request, position, states, gained)
             return gained
 
         return PassJob(request, position, most, prefill, forward, enter)

@@ -174,6 +174,32 @@ def test_the_cache_of_the_head_is_counted(made: Any) -> None:
     assert held[1] - held[0] == row * read + decoded * config.hidden_size * torch.float32.itemsize
 
 
+def test_a_head_that_fails_ends_the_drafts_alone(
+    made: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    _, store, model = made("deepseek_v3")
+    calls: list[int] = []
+    read = MtpHead._read
+
+    def fail(head: MtpHead, states: torch.Tensor, tokens: list[int], position: int, cache: Any) -> torch.Tensor:
+        calls.append(position)
+        if len(calls) > DRAFTS:  # it drafts once, for the first request
+            raise torch.OutOfMemoryError("there is none left")
+        return read(head, states, tokens, position, cache)
+
+    monkeypatch.setattr(MtpHead, "_read", fail)
+    cluster = EmbeddedCluster(settings_of("deepseek_v3"), store)
+    try:
+        found = [answers(cluster, prompt, 8)[0] for prompt in (PROMPT, OTHER)]
+    finally:
+        cluster.close()
+    assert [one.token_ids for one in found] == [answer_of(model, prompt, 8)[0] for prompt in (PROMPT, OTHER)]
+    assert [one.drafted for one in found] == [DRAFTS, 0]
+    assert [one.getMessage() for one in caplog.records if one.name == "main_node.drafting"] == [
+        "--draft-from mtp: the head failed, the answer goes on without it: there is none left"
+    ]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "others", [{"batch_dense": True}, {"prefill_chunk": 4}, {"kv_memory": 1 << 20}, {"draft": "auto"}], ids=str
