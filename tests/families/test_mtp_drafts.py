@@ -202,7 +202,7 @@ def test_a_head_that_fails_ends_the_drafts_alone(
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "others", [{"batch_dense": True}, {"prefill_chunk": 4}, {"kv_memory": 1 << 20}, {"draft": "auto"}], ids=str
+    "others", [{"batch_dense": True}, {"prefill_chunk": 4}, {"kv_memory": 1 << 20, "prefill_chunk": 4}], ids=str
 )
 def test_drafts_beside_others(others: dict[str, Any], made: Any) -> None:
     """Requests that share steps, prompts in chunks, and prompts that were kept: the head reads what there is."""
@@ -210,12 +210,26 @@ def test_drafts_beside_others(others: dict[str, Any], made: Any) -> None:
     expected = [answer_of(model, prompt, TOKENS)[0] for prompt in (PROMPT, OTHER)]
     cluster = EmbeddedCluster(settings_of("deepseek_v3", parallel=2, **others), store)
     try:
-        for _ in range(2):
+        for cached in ([0, 0], [8, 4] if "kv_memory" in others else [0, 0]):
             got = answers_together(cluster.main, [PROMPT, OTHER], [TOKENS, TOKENS])
             assert [one.tokens for one in got] == expected
-            assert all(one.report.accepted for one in got) or "draft" in others
+            assert [one.report.cached_tokens for one in got] == cached
+            assert all(one.report.accepted for one in got)
     finally:
         cluster.close()
+
+
+def test_auto_drafts_once_it_knows_a_step(made: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Until drafts were measured, a row is taken to cost little. How long this machine takes must not put them off."""
+    monkeypatch.setattr("scheduler.drafts.trial._LOST", float("inf"))
+    _, store, model = made("deepseek_v3")
+    cluster = EmbeddedCluster(settings_of("deepseek_v3", draft="auto"), store)
+    try:
+        report, _ = answers(cluster, PROMPT, TOKENS)
+    finally:
+        cluster.close()
+    assert report.token_ids == answer_of(model, PROMPT, TOKENS)[0]
+    assert report.drafted > 0
 
 
 @pytest.mark.slow
