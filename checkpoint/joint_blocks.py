@@ -32,6 +32,8 @@ _GATES = 2
 """So many layers with experts are compared as a whole."""
 _LANES = 32
 """Of the longest vector of a processor."""
+_OTHERS = torch.nn.Linear, torch.nn.Embedding
+"""Modules with a weight of two dimensions that are no gates, or that are compared as linear layers."""
 _ATTENTION = "sdpa"
 _block: ContextVar[int] = ContextVar("block", default=0)
 
@@ -56,7 +58,7 @@ def joint_tokens(model: Any, block: int) -> int:
         return block
     _install()
     with inference():
-        return most if _share_products(model, most) and _have_same_bits(model, block) else block
+        return most if _share_products(model, most) and _have_same_bits(model, block, most) else block
 
 
 def _can_compare(model: Any, block: int) -> bool:
@@ -78,36 +80,69 @@ def _share_products(model: Any, most: int) -> bool:
     """Whether a row has the same bits in a product of `most` rows and in one of fewer, down to `LEAST_ROWS`."""
     ends = [one.weight for one in (model.get_input_embeddings(), model.get_output_embeddings()) if one is not None]
     weights = [one for one in model.parameters() if one.dim() == 2 and not any(one is end for end in ends)]
-    shapes = {(one.shape, one.dtype): one for one in weights if not one.is_meta}
-    if sum(shape.numel() for shape, _ in shapes) > _MOST_WEIGHTS:
+    biased = {id(one.weight) for one in model.modules() if isinstance(one, torch.nn.Linear) and one.bias is not None}
+    shapes = {(one.shape, one.dtype, id(one) in biased): one for one in weights if not one.is_meta}
+    if sum(shape.numel() for shape, _, _ in shapes) > _MOST_WEIGHTS:
         return False
-    return all(_shares(weight, most) for weight in shapes.values())
+    return all(_shares(weight, most, has_bias) for (_, _, has_bias), weight in shapes.items())
 
 
-def _shares(weight: torch.Tensor, most: int) -> bool:
+def _shares(weight: torch.Tensor, most: int, has_bias: bool = False) -> bool:
+    bias = weight.new_zeros(len(weight)) if has_bias else None  # of no value, or it would hide how sums are rounded
     for rows, made in probes((most,), weight):
-        whole = functional.linear(rows, made)
+        whole = functional.linear(rows, made, bias)
         for count in (most // 2, *(one for one in PROBE_ROWS if LEAST_ROWS <= one < most)):
-            first, last = functional.linear(rows[:count].clone(), made), functional.linear(rows[-count:].clone(), made)
+            first, last = (functional.linear(one.clone(), made, bias) for one in (rows[:count], rows[-count:]))
             if not (torch.equal(first, whole[:count]) and torch.equal(last, whole[-count:])):
                 return False
     return True
+
+
+@contextlib.contextmanager
+def _watching(model: Any, found: dict[torch.nn.Module, list[torch.Tensor]]) -> Iterator[None]:
+    """Meanwhile `found` gets the logits [T, E] of each gate that is no linear layer. Such a gate may multiply in
+    another dtype than its weight's, and round what it gives."""
+
+    def keep(module: torch.nn.Module, inputs: Any, outputs: Any) -> None:
+        for one in outputs if isinstance(outputs, tuple) else (outputs,):
+            if isinstance(one, torch.Tensor) and one.is_floating_point() and one.shape[-1] == len(module.weight):  # type: ignore[arg-type]
+                found.setdefault(module, []).append(one.flatten(0, -2))
+
+    with contextlib.ExitStack() as hooks:
+        for module in model.modules():
+            weight = getattr(module, "weight", None)
+            if isinstance(weight, torch.Tensor) and weight.dim() == 2 and not isinstance(module, _OTHERS):
+                hooks.callback(module.register_forward_hook(keep).remove)
+        yield
 
 
 class _Seen(Exception):
     """Ends a pass whose gates have been seen."""
 
 
-def _have_same_bits(model: Any, block: int) -> bool:
-    """Compares what the first gates get, and the cache's rows, of a pass over several blocks and of one a block."""
+def _have_same_bits(model: Any, block: int, most: int) -> bool:
+    """Compares what the first gates get and give, and the cache's rows, of a pass over several blocks and of one a
+    block. Also whether the gates' products share rows, in the dtype of their logits."""
     config = model.config.get_text_config()
-    count = min(3 * block + LEAST_ROWS + 1, getattr(config, "max_position_embeddings", None) or 3 * block)
+    whole_count = 3 * block + LEAST_ROWS + 1
+    count = min(whole_count, getattr(config, "max_position_embeddings", None) or whole_count)
     if count < block + LEAST_ROWS:
         return False
     vocabulary, generator = model.get_input_embeddings().num_embeddings, torch.Generator().manual_seed(0)
     tokens = torch.randint(vocabulary, (1, count), generator=generator)
-    joint = _gates(model, tokens, count, block)
-    apart = _gates(model, tokens, block, block)
+    logits: dict[torch.nn.Module, list[torch.Tensor]] = {}
+    with _watching(model, logits):
+        joint = _gates(model, tokens, count, block)
+    wholes = {module: torch.cat(parts) for module, parts in logits.items()}
+    logits.clear()
+    with _watching(model, logits):
+        apart = _gates(model, tokens, block, block)
+    for module, whole in wholes.items():
+        weight: Any = module.weight
+        if not torch.equal(whole, torch.cat(logits[module])):
+            return False
+        if whole.dtype != weight.dtype and not _shares(weight.to(whole.dtype), most):
+            return False
     return len(joint) == len(apart) and all(torch.equal(*pair) for pair in zip(joint, apart, strict=True))
 
 

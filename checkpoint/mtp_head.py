@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -161,14 +161,22 @@ class MtpHead:
         """An empty KV cache of the head's one layer."""
         return family.new_cache(self._block.config)
 
-    def read(self, states: torch.Tensor, tokens: list[int], position: int, cache: Any) -> torch.Tensor:
-        """The head's states [1, T, H] for `states` [1, T, H] from `position` on, of the model or of the head's pass
-        before, and the `tokens` [T] that follow them. The cache gains T rows."""
-        outputs = []
+    def read(
+        self,
+        states: torch.Tensor,
+        tokens: list[int],
+        position: int,
+        cache: Any,
+        before_each: Callable[[], None] = lambda: None,
+    ) -> torch.Tensor:
+        """The head's state [1, 1, H] for the last of `states` [1, T, H] from `position` on, of the model or of the
+        head's pass before, and of the `tokens` [T] that follow them. The cache gains T rows. `before_each`: called
+        before every piece."""
         for at in range(0, len(tokens), _ROWS):
+            before_each()
             some = tokens[at : at + _ROWS]
-            outputs.append(self._read(states[:, at : at + len(some)], some, position + at, cache))
-        return torch.cat(outputs, dim=1)
+            output = self._read(states[:, at : at + len(some)], some, position + at, cache)
+        return output[:, -1:]
 
     def _read(self, states: torch.Tensor, tokens: list[int], position: int, cache: Any) -> torch.Tensor:
         block = self._block

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import logging
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 
+from checkpoint.formats.unreadable import first_line
 from checkpoint.mtp_head import MtpHead
 from main_node.drafter import Drafter
 from main_node.mtp_drafts import MtpDrafts
@@ -19,6 +21,11 @@ from wire.messages import Draft
 SHADOW, PROMPT, MTP = "shadow", "prompt", "mtp"
 NGRAM = 3
 """Tokens at the answer's end that drafts from the prompt begin with, at most."""
+
+_UNDRAFTED = 2
+"""Tokens of an answer that no draft gives: the prompt's pass gives the first, and the next pass one beside drafts."""
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,24 +150,43 @@ class Drafting:
         self, source: DraftSource | None, experts: int = 1, top_k: int = 1, head: MtpHead | None = None
     ) -> None:
         """`experts`, `top_k`: of a layer. `head`: where drafts come from it."""
-        self._is_on = source is not None
+        self._is_on, self._has_failed = source is not None, False
         self._origin, self._head = source.origin if source else SHADOW, head
         draft, late = (source.draft, source.late or head is not None) if source else (0, False)
         self._lengths = DraftLengths(draft, late, experts, top_k)
         self._lock = runtime.Lock()
 
-    def begin(self, prompt: Sequence[int], room: int) -> Drafts | None:
-        """Of a new request; None where nothing is drafted. `room`: the most tokens of the answer."""
-        if not self._is_on:
+    def begin(self, prompt: Sequence[int], room: int, check_wanted: Callable[[], None]) -> Drafts | None:
+        """Of a new request; None where nothing is drafted. `room`: the most tokens of the answer. `check_wanted`:
+        raises where nobody wants it any more."""
+        if not self._is_on or (self._head is not None and room <= _UNDRAFTED):
             return None
         length = self._lengths.make_length()
-        return Drafts(self._drafter(prompt, room, length), length, self._lock)
+        return Drafts(self._drafter(prompt, room, length, check_wanted), length, self._lock)
 
-    def _drafter(self, prompt: Sequence[int], room: int, length: DraftLength) -> Drafter:
+    def _drafter(
+        self, prompt: Sequence[int], room: int, length: DraftLength, check_wanted: Callable[[], None]
+    ) -> Drafter:
         if self._head is not None:
             with self._lock:
-                return MtpDrafts(self._head, prompt, length.drafts())
+                wanted = length.drafts()
+            return MtpDrafts(self._head, prompt, room, wanted, check_wanted)
         return _PromptDrafts(prompt, room) if self._origin == PROMPT else _ShadowDrafts()
+
+    def on_read(
+        self, request: Draftable, position: int, states: Sequence[torch.Tensor], gained: tuple[int, ...]
+    ) -> None:
+        """See `Drafter`. A head that fails, such as by too little memory, ends the request's drafts, not its answer."""
+        drafts = request.drafts
+        if drafts is None or self._head is None:
+            return
+        try:
+            drafts.on_read(position, states, gained)
+        except RuntimeError as error:
+            request.drafts = None
+            if not self._has_failed:
+                _log.warning("--draft-from mtp: the head failed, the answer goes on without it: %s", first_line(error))
+            self._has_failed = True
 
     def on_step_ended(self, requests: Iterable[Draftable], rows: int, seconds: float, decoding: bool) -> None:
         """A step of these requests has ended; `rows`: of all its passes. `decoding`: it read no prompt."""

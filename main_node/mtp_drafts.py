@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
 from checkpoint import kv
 from checkpoint.mtp_head import MtpHead
 from main_node.drafter import Drafter
+
+_WAITING = 16
+"""Rows that wait at most while no drafts are wanted, so that drafts wanted again do not begin with a long step."""
 
 
 class MtpDrafts(Drafter):
@@ -18,34 +21,48 @@ class MtpDrafts(Drafter):
     A prompt's tokens that were kept from an earlier one have no states: the head begins behind them.
     """
 
-    def __init__(self, head: MtpHead, prompt: Sequence[int], wanted: int) -> None:
+    def __init__(
+        self, head: MtpHead, prompt: Sequence[int], room: int, wanted: int, check_wanted: Callable[[], None]
+    ) -> None:
+        """`room`: the most tokens of the answer. `check_wanted`: called now and then, raises where nobody wants it."""
         self._wanted = wanted
-        """Drafts after the next pass. While there are none, states wait for the head."""
-        self._head = head
+        """Drafts after the next pass."""
+        self._head, self._check_wanted = head, check_wanted
         self._tokens = list(prompt)
+        self._end = len(prompt) + room
         self._cache = head.new_cache()
         self._first = self._count = 0
         """Position of the cache's first row, and its rows."""
         self._waiting: list[torch.Tensor] = []
-        """States [1, T, H] of the positions after the cache's."""
+        """States [1, T, H] of the positions after the cache's, `_WAITING` at most."""
         self._drafts: tuple[int, ...] = ()
         self._right: bool | None = None
 
     def on_read(self, position: int, states: Sequence[torch.Tensor], gained: tuple[int, ...]) -> None:
         self._tokens += gained
         self._right = _last_is_right(self._drafts, gained)
-        if position != self._first + self._count + sum(some.shape[1] for some in self._waiting):
+        self._drafts = ()
+        if position != self._first + self._count + _rows(self._waiting):
             self._cache, self._first, self._count, self._waiting = self._head.new_cache(), position, 0, []
         self._waiting += states
-        self._drafts = self._made() if self._wanted and gained else ()
+        most = min(self._wanted, self._end - len(self._tokens) - 1) if gained else 0
+        if most > 0 or _rows(self._waiting) > _WAITING:
+            state = self._read()
+            self._drafts = self._made(state, most) if most > 0 else ()
 
-    def _made(self) -> tuple[int, ...]:
-        head, states = self._head, torch.cat(self._waiting, dim=1)
-        at, self._waiting = self._first + self._count, []
-        state = head.read(states, self._tokens[at + 1 : at + 1 + states.shape[1]], at, self._cache)[:, -1:]
-        self._count += states.shape[1]
+    def _read(self) -> torch.Tensor:
+        """The head reads what waits. Its last state, [1, 1, H]."""
+        states, at = torch.cat(self._waiting, dim=1), self._first + self._count
+        following = self._tokens[at + 1 : at + 1 + states.shape[1]]
+        state = self._head.read(states, following, at, self._cache, self._check_wanted)
+        self._waiting, self._count = [], self._count + states.shape[1]
+        return state
+
+    def _made(self, state: torch.Tensor, count: int) -> tuple[int, ...]:
+        """`count` drafts after the last token."""
+        head = self._head
         found = [head.choose(state)]
-        while len(found) < self._wanted:
+        while len(found) < count:
             state = head.read(state, found[-1:], len(self._tokens) - 2 + len(found), self._cache)
             found.append(head.choose(state))
         if len(found) > 1:
@@ -65,6 +82,10 @@ class MtpDrafts(Drafter):
     def nbytes(self) -> int:  # type: ignore[override]
         """Of the cache, and of states that wait."""
         return kv.cache_bytes(self._cache) + sum(some.nbytes for some in self._waiting)
+
+
+def _rows(states: Sequence[torch.Tensor]) -> int:
+    return sum(some.shape[1] for some in states)
 
 
 def _last_is_right(drafts: tuple[int, ...], tokens: tuple[int, ...]) -> bool | None:

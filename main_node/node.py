@@ -232,11 +232,12 @@ class MainNode:
         """Around all passes of a request: until it has its last token, or ends without."""
         with contextlib.ExitStack() as at_end:
             at_end.callback(self.engine.on_answered, request)
+            at_end.callback(request.forget_predictions)
             at_end.callback(self._note_cache_bytes)
             at_end.callback(self.kept.on_ended, request)
-            at_end.callback(request.forget_predictions)
             at_end.enter_context(self.steps.taking_part(request))
-            request.drafts = self.drafting.begin(request.sequence.prompt, request.sequence.max_new_tokens)
+            prompt, room = request.sequence.prompt, request.sequence.max_new_tokens
+            request.drafts = self.drafting.begin(prompt, room, request.check_wanted)
             yield
 
     def _tokens(self, request: Request, began: float) -> Generator[Step, None, tuple[Step, str, Times]]:
@@ -348,9 +349,8 @@ class MainNode:
                 gained = self._forward_chunks(request, tokens[: one.tokens], visit, sizes, one.tokens == len(tokens))
             else:
                 gained = self._forward(request, tokens[: one.tokens], last=one.tokens == len(tokens))
-            drafts = request.drafts
-            if drafts is not None and self._head is not None:
-                drafts.on_read(position, current.states[: len(gained)] if in_block else current.states, gained)
+            states = current.states[: len(gained)] if in_block else current.states
+            self.drafting.on_read(request, position, states, gained)
             return gained
 
         return PassJob(request, position, most, prefill, forward, enter)

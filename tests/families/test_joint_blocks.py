@@ -20,8 +20,6 @@ DRAW = random.Random(4)
 PROMPTS = [[DRAW.randrange(1, 96) for _ in range(count)] for count in (2 * BLOCK + 2, 3 * BLOCK, 3 * BLOCK + 17)]
 """One ends with a block of too few rows to share products."""
 
-pytestmark = pytest.mark.slow
-
 
 def read(tiny: Any) -> tuple[int, list[tuple[list[int], list[torch.Tensor]]]]:
     """Tokens of a forward pass at most, and the prompts' answers with their logits."""
@@ -34,6 +32,7 @@ def read(tiny: Any) -> tuple[int, list[tuple[list[int], list[torch.Tensor]]]]:
         cluster.close()
 
 
+@pytest.mark.slow
 def test_blocks_that_share_a_pass_keep_their_bits(tiny: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     if not are_rows_only(tiny.model.config):
         pytest.skip("its blocks have passes of their own")
@@ -66,3 +65,26 @@ def test_a_row_that_depends_on_the_rows_beside_it_is_found(
         assert joint_blocks.joint_tokens(model, BLOCK) == BLOCK
     finally:
         torch.set_num_threads(threads)
+
+
+def test_a_gate_that_rounds_its_weights_is_compared_before(tiny_of: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It multiplies in float32: logits that differ in the last bit may choose other experts for another prompt."""
+    store = tiny_of("ernie4_5_moe").store
+    model = load_dense(store.dense, store.manifest.config, torch.bfloat16)
+    monkeypatch.setattr(joint_blocks, "_share_products", lambda model, most: True)
+    joint_blocks._install()
+    router = model.model.layers[1].mlp.gate
+    own = router.forward
+
+    def depends(hidden: torch.Tensor) -> Any:
+        logits, *others = own(hidden)
+        return logits * (1 + 2**-22 * (len(hidden) > BLOCK)), *others
+
+    with torch.inference_mode():
+        monkeypatch.setattr(joint_blocks, "_shares", lambda *_: True)
+        assert joint_blocks._have_same_bits(model, BLOCK, joint_blocks.MOST_TOKENS)
+        router.forward = depends
+        assert not joint_blocks._have_same_bits(model, BLOCK, joint_blocks.MOST_TOKENS)
+        router.to(torch.bfloat16).forward = own
+        monkeypatch.setattr(joint_blocks, "_shares", lambda weight, most: weight.dtype != torch.float32)
+        assert not joint_blocks._have_same_bits(model, BLOCK, joint_blocks.MOST_TOKENS)
