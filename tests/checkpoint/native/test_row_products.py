@@ -33,9 +33,9 @@ KINDS = (
 @st.composite
 def integers(draw: st.DrawFn) -> Weight:
     bits, kind, offsets = draw(st.sampled_from(KINDS))
-    group = draw(st.sampled_from((16, 32, 96, 192)))
+    group, in_half = draw(st.sampled_from(((16, 96), (32, 96), (96, 96), (192, 192), (64, 64), (128, 128), (256, 256))))
     random = torch.Generator().manual_seed(draw(st.integers(0, 1 << 30)))
-    rows, columns = draw(st.integers(1, 70)), 192 * draw(st.integers(1, 3))
+    rows, columns = draw(st.integers(1, 70)), 2 * in_half * draw(st.integers(1, 3))
     shape = rows, columns // group
     numbers = torch.randint(0, 1 << bits, (rows, columns), dtype=torch.uint8, generator=random)
     parts = {CODES: packed_rows(numbers, bits), SCALES: (torch.randn(shape, generator=random) * 0.02).to(kind)}
