@@ -14,6 +14,8 @@ from checkpoint.kernels import is_faster
 
 IMPLEMENTATION = "odmoe_rows"
 """The name under which it is registered with Transformers' attention functions."""
+_PIECE_VALUES = 1 << 18
+"""Of keys, and of values, that are in float32 at a time: as many as stay in the processor's second cache."""
 
 
 def use_row_attention(model: Any) -> None:
@@ -38,7 +40,7 @@ def attend(
     **given: Any,
 ) -> tuple[torch.Tensor, None]:
     """As Transformers' `sdpa`: query [B, heads, n, D], key and value [B, key heads, length, D] -> [B, n, heads, D]."""
-    if attention_mask is not None or not _is_plain(query, given):
+    if not _is_plain(query, attention_mask, given):
         from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
         found: tuple[torch.Tensor, None] = sdpa_attention_forward(
@@ -47,14 +49,30 @@ def attend(
         return found
     heads, width = key.shape[1], query.shape[3]
     rows = query.reshape(heads, -1, width).float() * (width**-0.5 if scaling is None else scaling)
-    scores = torch.matmul(rows, key[0].float().mT).softmax(-1)
-    return torch.matmul(scores, value[0].float()).to(query.dtype).view(1, 1, query.shape[1], value.shape[3]), None
+    found = _attended(rows, key[0], value[0])
+    return found.to(query.dtype).view(1, 1, query.shape[1], value.shape[3]), None
 
 
-def _is_plain(query: torch.Tensor, given: dict[str, Any]) -> bool:
+def _attended(rows: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+    """rows [heads, n, D], key and value [heads, length, D] -> [heads, n, D], in float32.
+
+    Of a long cache only pieces are in float32 at a time.
+    """
+    step = max(_PIECE_VALUES // (len(key) * rows.shape[2]), 1)
+    if key.shape[1] <= step:
+        return torch.matmul(torch.matmul(rows, key.float().mT).softmax(-1), value.float())
+    scores = torch.cat([torch.matmul(rows, keys.float().mT) for keys in key.split(step, 1)], -1).softmax(-1)
+    found = torch.zeros((), dtype=rows.dtype)
+    for weights, values in zip(scores.split(step, -1), value.split(step, 1), strict=True):
+        found = found + torch.matmul(weights, values.float())
+    return found
+
+
+def _is_plain(query: torch.Tensor, mask: torch.Tensor | None, given: dict[str, Any]) -> bool:
     """Whether it is a single row of 16 bits, with nothing but softmax between the products."""
     is_row = query.shape[:3:2] == (1, 1) and query.is_cpu and query.dtype.itemsize == 2
-    return is_row and not given.get("dropout") and all(given.get(name) is None for name in _CHANGES)
+    is_changed = given.get("dropout") or any(given.get(name) is not None for name in _CHANGES)
+    return is_row and not is_changed and (mask is None or (mask.dtype is torch.bool and bool(mask.all())))
 
 
 _CHANGES = ("softcap", "s_aux", "position_bias", "cache")

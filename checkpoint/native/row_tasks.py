@@ -177,14 +177,14 @@ def mxfp4_task() -> Any:
 def quantising_task(dtype: str, in_planes: bool) -> Any:
     """Makes a call's inputs, steps and sums of its rows, of this dtype of 16 bits, see `row_routines.quantiser`."""
     quantise = quantiser(dtype, in_planes)
-    bytes_of_one, held = (2, np.int8) if in_planes else (1, np.int16)
+    planes, held = (2, np.int8) if in_planes else (1, np.int16)
 
     @cfunc(types.void(types.voidptr), error_model="numpy")
     def task(address: Any) -> None:
         call = carray(address, FIELDS, np.int64)
         count = call[ROWS]
         rows = carray(_pointer(call[GIVEN]), (count, call[COLUMNS]), np.uint16)
-        found = carray(_pointer(call[INPUTS]), (count, bytes_of_one * call[COLUMNS]), held)
+        found = carray(_pointer(call[INPUTS]), (count, planes * call[COLUMNS]), held)
         steps = carray(_pointer(call[STEPS]), (count, call[CHUNKS]), np.float32)
         quantise(rows, found, steps, carray(_pointer(call[SUMS]), (count, call[GROUPS]), np.float32))
 

@@ -66,8 +66,7 @@ ROUTE_MODELS = {
     "deep-moe": RouteModel(3.25, 1.0),
     "fine-moe": RouteModel(3.75, 1.5),
 }
-"""By name; all but the first are fitted to what these models choose for text
-(`scripts/models/routes.py` of commit ce115f7)."""
+"""By name; all but the first are fitted to what these models choose for text (script `routes` of commit ce115f7)."""
 LIKE_TEXT = "deep-moe"
 """The default if it matters how alike routes are."""
 

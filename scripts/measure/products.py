@@ -39,6 +39,8 @@ from scripts.lib.tables import Column, Row, text_table
 QWEN, GPT_OSS = (1536, 2048), (2880, 5760)
 """[out, in] of a gate and up projection; [in, out] of one."""
 HEADS, KEY_HEADS, HEAD = 32, 4, 128
+OWN_KEYS, LONG = 16, 8192
+"""Heads of a model with as many key heads, and tokens of a long cache."""
 COLD_BYTES = 1 << 27
 """Weights that are multiplied in turn: more than the caches hold."""
 
@@ -117,11 +119,11 @@ def tiles(count: int) -> tuple[Run, Run]:
     return partial(functional.linear, rows, weight), partial(float_tiles.multiply, rows, weight)
 
 
-def attention(length: int) -> tuple[Run, Run]:
-    """One row of Qwen3-30B-A3B's heads, with so many tokens in the cache."""
-    module: Any = SimpleNamespace(num_key_value_groups=HEADS // KEY_HEADS)
-    query = torch.randn(1, HEADS, 1, HEAD).bfloat16()
-    key, value = (torch.randn(1, KEY_HEADS, length, HEAD).bfloat16() for _ in range(2))
+def attention(length: int, heads: int = HEADS, key_heads: int = KEY_HEADS) -> tuple[Run, Run]:
+    """One row, by default of Qwen3-30B-A3B's heads, with so many tokens in the cache."""
+    module: Any = SimpleNamespace(num_key_value_groups=heads // key_heads)
+    query = torch.randn(1, heads, 1, HEAD).bfloat16()
+    key, value = (torch.randn(1, key_heads, length, HEAD).bfloat16() for _ in range(2))
     return partial(sdpa_attention_forward, module, query, key, value, None), partial(
         attend, module, query, key, value, None
     )
@@ -134,8 +136,9 @@ def cases(quick: bool) -> dict[str, Callable[[], tuple[Run, Run]]]:
     found["fast, 8 bits, rows 1"] = partial(codes, INTEGERS, partial(integers, 8), 1)
     found["fast, MXFP4, rows 1"] = partial(codes, MXFP4, mxfp4, 1)
     if not is_faster():
-        for length in (64, 512):
+        for length in (64, 512, LONG):
             found[f"fast, attention, tokens {length}"] = partial(attention, length)
+        found[f"fast, attention, tokens {LONG}, own keys"] = partial(attention, LONG, OWN_KEYS, OWN_KEYS)
     if float_tiles.is_faster():
         for count in (8, 128):
             found[f"fast, bfloat16, rows {count}"] = partial(tiles, count)

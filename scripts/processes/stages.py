@@ -7,7 +7,6 @@
 from __future__ import annotations
 
 import importlib
-import os
 import random
 import sys
 from pathlib import Path
@@ -18,7 +17,6 @@ from scripts.lib.flags import script_parser
 from scripts.lib.paths import DEMO
 from scripts.lib.provenance import header
 from scripts.lib.tables import Column, text_table
-from scripts.processes.memory import anonymous_bytes
 
 PROMPT_TOKENS, TOKENS = 64, 16
 LIBRARIES = ("numpy", "torch", "transformers.modeling_utils")
@@ -38,15 +36,15 @@ class Stages:
         self.rows: list[dict[str, Any]] = []
 
     def end(self, stage: str) -> None:
-        now, before = anonymous_bytes(os.getpid()), self.rows[-1]["anonymous"] if self.rows else 0
-        row = {"stage": stage, "anonymous": now, "added": now - before, "files": file_bytes()}
+        now, before = resident_bytes("Anon"), self.rows[-1]["anonymous"] if self.rows else 0
+        row = {"stage": stage, "anonymous": now, "added": now - before, "files": resident_bytes("File")}
         self.rows.append(row | {"modules": len(sys.modules)})
 
 
-def file_bytes() -> int:
-    """Resident pages of files in this process."""
+def resident_bytes(kind: str) -> int:
+    """Of this process. `kind`: `Anon`, what is no page of a file, or `File`."""
     lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("RssFile:"))
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(f"Rss{kind}:"))
 
 
 def measure(model: str, values: dict[str, Any]) -> list[dict[str, Any]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 import pytest
@@ -9,7 +10,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from checkpoint.native import team
+from checkpoint.native import packed_vectors, row_routines, row_tasks, team
+from checkpoint.native import row_products as products_of_rows
 from checkpoint.native.encoding import CODES, SCALES, Encoding, Parts
 from checkpoint.native.encodings import ENCODINGS, FP8, GGML_INTEGERS, INTEGERS, MXFP4
 from checkpoint.native.integers import MINIMUM_UNITS, MINIMUMS, ORDER, SCALE_UNITS, ZEROS, packed_rows
@@ -33,9 +35,9 @@ KINDS = (
 @st.composite
 def integers(draw: st.DrawFn) -> Weight:
     bits, kind, offsets = draw(st.sampled_from(KINDS))
-    group = draw(st.sampled_from((16, 32, 96, 192)))
+    group = draw(st.sampled_from((16, 32, 64, 96, 128, 192, 256)))
     random = torch.Generator().manual_seed(draw(st.integers(0, 1 << 30)))
-    rows, columns = draw(st.integers(1, 70)), 192 * draw(st.integers(1, 3))
+    rows, columns = draw(st.integers(1, 70)), math.lcm(group, 64) * draw(st.integers(1, 4))
     shape = rows, columns // group
     numbers = torch.randint(0, 1 << bits, (rows, columns), dtype=torch.uint8, generator=random)
     parts = {CODES: packed_rows(numbers, bits), SCALES: (torch.randn(shape, generator=random) * 0.02).to(kind)}
@@ -91,7 +93,34 @@ def threads(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
     torch.set_num_threads(before)
 
 
+@pytest.fixture(scope="module", params=["what the processor has", "no products of bytes"])
+def planes(request: pytest.FixtureRequest) -> Iterator[None]:
+    """With AVX512-VNNI, if it is there, and as without."""
+    if request.param == "what the processor has":
+        yield
+        return
+    made = packed_vectors.dots_of_packed, row_routines.integer_product, row_tasks.integer_task
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(packed_vectors, "has_planes", lambda width: False)
+        patch.setattr(products_of_rows, "_kinds", {})
+        for one in made:
+            one.cache_clear()
+        yield
+    for one in made:
+        one.cache_clear()
+
+
+@pytest.mark.usefixtures("planes")
+@pytest.mark.parametrize("count", [1, 5])
+def test_groups_of_64_are_multiplied_as_in_float64(count: int) -> None:
+    draw = torch.Generator().manual_seed(0)
+    numbers = torch.randint(0, 16, (96, 256), dtype=torch.uint8, generator=draw)
+    parts = {CODES: packed_rows(numbers, 4), SCALES: torch.rand((96, 4), generator=draw) * 0.02}
+    check((INTEGERS, (96, 256), parts), torch.randn(count, 256, generator=draw).bfloat16())
+
+
 @pytest.mark.slow
+@pytest.mark.usefixtures("planes")
 @given(
     weight=st.one_of(integers(), fp8(), mxfp4()),
     count=st.integers(1, MOST_ROWS),
@@ -100,15 +129,22 @@ def threads(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 )
 @settings(max_examples=60, deadline=None)
 def test_products_are_those_with_restored_weights(weight: Weight, count: int, dtype: torch.dtype, seed: int) -> None:
+    name, (outputs, inputs), _ = weight
+    inputs = outputs if ENCODINGS[name].inputs_first else inputs
+    random = torch.Generator().manual_seed(seed)
+    spread = torch.randn(count, 1, generator=random).exp()
+    check(weight, (torch.randn(count, inputs, generator=random) * spread).to(dtype))
+
+
+def check(weight: Weight, rows: torch.Tensor) -> None:
+    """Compare the product of `rows` with that of the restored weight in float64, and with that of each row alone."""
     name, shape, parts = weight
     encoding = ENCODINGS[name]
-    product = row_products(encoding, shape, parts, dtype, RowScratch())
+    product = row_products(encoding, shape, parts, rows.dtype, RowScratch())
     if product is None:
         assert (name, bool(torch.cpu.get_capabilities().get("avx2"))) == (MXFP4, False)
         return
     full = restored(encoding, shape, parts)
-    random = torch.Generator().manual_seed(seed)
-    rows = (torch.randn(count, len(full), generator=random) * torch.randn(count, 1, generator=random).exp()).to(dtype)
     found, expected = product(rows), rows.double() @ full
     steps = rows.double().abs().amax(1, keepdim=True) / 65534 * full.abs().sum(0)
     sums = rows.double().abs() @ full.abs() * 2.0**-18 + 2.0**-24
