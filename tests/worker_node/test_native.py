@@ -198,6 +198,7 @@ def test_single_rows_that_differ_are_restored(wide: ExpertStore, monkeypatch: py
         hidden, weights = torch.randn(1, 128).to(torch.bfloat16), torch.ones(1, dtype=torch.bfloat16)
         first = restorer.compute(slot, 0, "", hidden, weights)
         assert torch.equal(restorer.compute(slot, 0, "", hidden, weights), first)
+        assert restorer._single_rows is not None
         assert list(restorer._single_rows._computes.values()) in ([None], [])
     finally:
         loader.close()
