@@ -106,7 +106,7 @@ class EncodedExperts:
         for spec in self._manifest.full[layer]:
             if len(spec.shape) != 2:
                 continue
-            parts, shape = encoding.parts_of(spec.name, tensors), encoding.stored_shape((spec.shape[0], spec.shape[1]))
+            parts, shape = encoding.parts_of(spec.name, tensors), (spec.shape[0], spec.shape[1])
             product = row_products(encoding, shape, parts, self._dtype, self._scratch) if parts else None
             if product is None:
                 return {}

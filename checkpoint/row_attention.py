@@ -49,8 +49,8 @@ def attend(
         return found
     heads, width = key.shape[1], query.shape[3]
     rows = query.reshape(heads, -1, width).float() * (width**-0.5 if scaling is None else scaling)
-    found = _attended(rows, key[0], value[0])
-    return found.to(query.dtype).view(1, 1, query.shape[1], value.shape[3]), None
+    attended = _attended(rows, key[0], value[0])
+    return attended.to(query.dtype).view(1, 1, query.shape[1], value.shape[3]), None
 
 
 def _attended(rows: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:

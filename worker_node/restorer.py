@@ -108,8 +108,9 @@ class Restorer:
     ) -> None:
         self._arithmetic, self._manifest = arithmetic, store.manifest
         self._parameters = ExpertParameters(store.manifest, forms, device, threads=threads)
-        self._single_rows = SingleRows(store.manifest, arithmetic, self._parameters)
         self._encoded = EncodedExperts(store.manifest, arithmetic, device)
+        are_restored = not all(map(self._encoded.computes, store.manifest.full))
+        self._single_rows = SingleRows(store.manifest, arithmetic, self._parameters) if are_restored else None
         self._of_slots = ModuleCache[EncodedExpert](MODULES)
         """Address of a slot and layer -> what computes few rows with the encoded expert in it."""
         self._modules: dict[int, Module] = {}
@@ -155,12 +156,12 @@ class Restorer:
         with self._lock:
             if not form and len(hidden) <= MOST_ROWS and self._encoded.computes(layer):
                 return self._bound(slot, layer)(hidden, weights)
-            single = not form and len(hidden) == 1 and self.restores(layer, form)
-            if single and (output := self._single_rows.compute(slot, layer, hidden, weights)) is not None:
+            single = self._single_rows if not form and len(hidden) == 1 and self.restores(layer, form) else None
+            if single is not None and (output := single.compute(slot, layer, hidden, weights)) is not None:
                 return output
             output = self._restore(slot, layer, form, occupancy)(hidden, weights)
-            if single:
-                self._single_rows.compare(slot, layer, hidden, weights, output)
+            if single is not None:
+                single.compare(slot, layer, hidden, weights, output)
             return output
 
     def computes_together(self, layer: int, form: str) -> bool:

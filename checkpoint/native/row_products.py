@@ -153,15 +153,15 @@ Bound = tuple[Kind, tuple[int, ...]]
 def row_products(
     encoding: Encoding, shape: tuple[int, int], parts: Parts, dtype: torch.dtype, scratch: RowScratch | None = None
 ) -> RowProduct | None:
-    """The product of rows of `dtype` with a weight [out, in] of these parts, which stay where they are; MXFP4 is
-    [in, out], see `Encoding.inputs_first`. None where there is none: then the weight is to be restored.
+    """The product of rows of `dtype` with a weight of this shape and these parts, which stay where they are: [out, in],
+    or [in, out], see `Encoding.inputs_first`. None where there is none: then the weight is to be restored.
 
     `scratch`: may be shared by products that never run at the same time.
     """
     there = all(part.device.type == "cpu" and part.is_contiguous() for part in parts.values())
     if dtype not in _ROW_DTYPES or not there:
         return None
-    bound: Bound | None = None
+    shape, bound = encoding.stored_shape(shape), None
     if isinstance(encoding, Integers) or (isinstance(encoding, Codebook) and TABLE not in parts):
         bound = _bind_integers(shape, parts, dtype)
     elif isinstance(encoding, Fp8):

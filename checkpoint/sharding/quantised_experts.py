@@ -186,9 +186,10 @@ def quantised_already(path: Path, format: str, quantisation: Quantisation) -> Un
 def check_layout(module: Any, parameters: Mapping[str, torch.Tensor], family: str, quantisation: Quantisation) -> None:
     """Raises UnsupportedFormatError for an experts module whose `parameters`, [E, ...] each, cannot be quantised."""
     if is_transposed(module) and not quantisation.is_mxfp4:
+        fits = all(value.shape[1] % GROUPS[0] == 0 for value in parameters.values() if value.dim() == 3)
         raise UnsupportedFormatError(
             f"--experts {quantisation.name} quantises groups of a weight's inputs, and {family} keeps its experts' "
-            "weights transposed, as [inputs, outputs]; leave it out, give --experts mxfp4, or add "
+            f"weights transposed, as [inputs, outputs]; leave it out{', give --experts mxfp4' if fits else ''}, or add "
             "a form with --forms int4"
         )
     for name, value in parameters.items():

@@ -1,4 +1,4 @@
-"""Draws what nodes do over time, in the manner of the OD-MoE paper's Figs 2, 4 and 5.
+"""Pictures of what nodes do over time, in the manner of the OD-MoE paper's Figs 2, 4 and 5; for `pipeline.py`.
 
 One row a node, time to the right. Red: the main node waits for a load. Yellow: the shadow waits for its alignment, the
 late departure.

@@ -30,11 +30,14 @@ def measure_link(layout: Layout, source: Host, target: Host, pids: list[int]) ->
     with program(pids[1], "sink") as answering, program(pids[0], "link") as asking:
         try:
             found: dict[str, Any] = json.loads(asking.communicate(timeout=LINK_S)[0] or '{"blocked": "no answer"}')
+            far = json.loads(answering.communicate(timeout=LINK_S)[0] or "{}") if "blocked" in found else {}
         except subprocess.TimeoutExpired:
             raise TestbedError(f"{source.name} and {target.name}: no end within {LINK_S:.0f} s") from None
         finally:
             asking.kill()
             answering.kill()
     if "blocked" in found:
-        raise TestbedError(f"no connection from {source.name} to {target.name}: {found['blocked']}")
+        causes = [f"{target.name}: {far['fault']}"] if "fault" in far else []
+        causes.append(f"{source.name}: {found['blocked']}")
+        raise TestbedError(f"no connection from {source.name} to {target.name}: {'; '.join(causes)}")
     return found

@@ -10,7 +10,9 @@ from typing import Any
 import pytest
 import torch
 
+from checkpoint.encoded_experts import EncodedExperts
 from checkpoint.expert import ExpertArithmetic
+from checkpoint.kernels import FAST
 from checkpoint.native import products, threads
 from checkpoint.native.mxfp4 import Mxfp4
 from checkpoint.native.parameters import ExpertParameters, restoring_bytes
@@ -119,7 +121,7 @@ def test_single_rows_have_the_bits_of_restored_experts(wide: ExpertStore, monkey
     manifest = wide.manifest
     arithmetic = ExpertArithmetic(manifest.config, manifest.dtype)
     restorer, plain = (Restorer(wide, arithmetic, ("",), "cpu", 1) for _ in range(2))
-    monkeypatch.setattr(plain._single_rows, "_products", None)
+    monkeypatch.setattr(plain, "_single_rows", None)
     loader, slot = make_loader("memory", wide), torch.zeros(manifest.blob_bytes, dtype=torch.uint8)
     random, restored = torch.Generator().manual_seed(0), []
     before = Mxfp4.restore_into
@@ -153,6 +155,11 @@ def test_what_multiplies_single_rows_is_compiled_at_the_start(
     monkeypatch.setattr("checkpoint.native.parameters.are_possible", lambda *_: True)
     Restorer(wide, ExpertArithmetic(wide.manifest.config, wide.manifest.dtype), ("",), "cpu", 1)
     assert sorted(compared) == [(96, 128), (128, 192)]
+    compared.clear()
+    products._equal.clear()
+    fast = ExpertArithmetic(wide.manifest.config, wide.manifest.dtype, FAST)
+    Restorer(wide, fast, ("",), "cpu", 1)
+    assert bool(compared) is not EncodedExperts(wide.manifest, fast).computes(0), "not if nothing uses it"
 
 
 def test_a_layer_with_a_plain_weight_is_computed(tmp_path: Path) -> None:
@@ -191,6 +198,7 @@ def test_single_rows_that_differ_are_restored(wide: ExpertStore, monkeypatch: py
         hidden, weights = torch.randn(1, 128).to(torch.bfloat16), torch.ones(1, dtype=torch.bfloat16)
         first = restorer.compute(slot, 0, "", hidden, weights)
         assert torch.equal(restorer.compute(slot, 0, "", hidden, weights), first)
+        assert restorer._single_rows is not None
         assert list(restorer._single_rows._computes.values()) in ([None], [])
     finally:
         loader.close()
