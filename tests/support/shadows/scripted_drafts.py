@@ -25,7 +25,7 @@ class ScriptedDrafts(Drafting):
         self.random = random.Random(3)
         self._answers = answers
 
-    def begin(self, prompt: Sequence[int], room: int) -> Drafts:
+    def begin(self, prompt: Sequence[int], room: int, check_wanted: Callable[[], None]) -> Drafts:
         return _Scripted(self, self._answers[tuple(prompt)])
 
 
