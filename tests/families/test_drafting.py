@@ -38,7 +38,7 @@ def test_after_each_block_it_is_where_it_would_be(aligned: bool, tiny: Any) -> N
     opened = OpenRequest(1, tuple(prompt), 0, PASSES + 1, 1, int(aligned), 2, False)
     with torch.inference_mode():
         followed = Followed(opened, shadow.new_cache())
-        followed.on_prefill_ended(shadow.forward(prompt, followed.cache))
+        followed.on_prompt_read(shadow.forward(followed.reading.next_tokens(), followed.cache))
         if aligned:
             tiny.model(input_ids=torch.tensor([prompt]), past_key_values=main, use_cache=True)
         else:

@@ -121,7 +121,7 @@ def test_each_worker_is_taken_as_it_is(fleet: Fleet, reference: Any) -> None:
     assert all(node.load_bytes_per_s > 0 and node.round_trip_s > 0 for node in nodes)
     loads = [node.loads for node in nodes]
     assert loads == [worker.loads for worker in fleet.workers]
-    assert min(loads) > sum(loads) / 6, "none stands idle: each has at least half of an equal share"
+    assert min(loads) > 0, "none stands idle, though a busy disk may be many times as slow as memory"
     most = report.resident_experts_max
     assert all(held <= slots for held, slots in zip(most, SLOTS, strict=True))
     assert most[2] > 1, "more slots than one are used where there are some"
