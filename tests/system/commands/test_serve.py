@@ -32,6 +32,7 @@ def test_a_second_signal_ends_it_at_once(start: Starter, demo: Path) -> None:
     assert next(iter(stream)).choices
     running.interrupt(signal.SIGTERM)
     assert running.process.stderr is not None
+    assert running.process.stderr.readline().startswith(b"page for a browser: ")
     assert b"stopping: 1 request under way" in running.process.stderr.readline()
     running.interrupt(signal.SIGTERM)
     with pytest.raises(openai.APIError, match="was stopped before the answer was complete"):

@@ -167,7 +167,7 @@ def test_a_killed_worker_is_red_until_it_is_back(
     page.wait_for_selector(f"{row} .does:has-text('computes')")
     cluster.nodes[1].kill()
     page.wait_for_selector(f"{row}.lost .why:not(:empty)")
-    assert "worker 1 is lost" in page.inner_text("#lines")
+    page.wait_for_selector("#lines:has-text('worker 1 is lost')", state="attached")
     cluster.nodes[1].restart()
     page.wait_for_selector(f"{row}:not(.lost)")
     page.click("#stop")
