@@ -64,7 +64,7 @@ def test_from_a_prompt_to_its_first_token(road: Road, cluster: EmbeddedCluster) 
         next(answer)
         roads.append(road.end())
         list(answer)
-    assert len(in_all(roads)) <= 80, in_all(roads)
+    assert len(in_all(roads)) <= 82, in_all(roads)
 
 
 def test_from_a_request_to_its_first_streamed_token(road: Road, demo_store: Callable[[str], Any]) -> None:

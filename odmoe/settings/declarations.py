@@ -257,7 +257,7 @@ class Declarations(MemorySettings):
     draft_from: str = one_of(
         "shadow",
         ("shadow", "prompt", "mtp", "none"),
-        "Where drafts come from: the shadow, the prompt, the model's own MTP head, or nowhere",
+        "What drafts; mtp: the model's own MTP head",
         heading="Prediction",
         fixed="running",
     )

@@ -1,6 +1,6 @@
 """What `odmoe plan --machine` advises, emulated on a small model: several machines beside one.
 
-.venv/bin/python -m scripts.measure.machines -m tests/data/configs/glm-5.json --machine 'pc x8: ram=64GB'
+.venv/bin/python -m scripts.measure.machines -m scripts/data/glm-5.json --machine 'pc x8: ram=64GB'
 
 The engine runs for real on `--model-run`, at the planned times of a layer of the model that is planned, `--slowdown`
 times as slow, so that eight workers do not compete for this machine's cores. Workers have slots for the planned share

@@ -22,7 +22,7 @@ from support.paths import DEMO
 
 LAYERS, TOKENS = 8, 3
 ONCE = {
-    "dense.py:_move_model",  # weights
+    "dense.py:move_model",  # weights
     "quantise.py:_move",
     "quantise.py:quantise_linear",
     "chooser.py:make_config",  # tokens that end an answer
