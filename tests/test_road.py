@@ -64,7 +64,7 @@ def test_from_a_prompt_to_its_first_token(road: Road, cluster: EmbeddedCluster) 
         next(answer)
         roads.append(road.end())
         list(answer)
-    assert len(in_all(roads)) <= 82, in_all(roads)
+    assert len(in_all(roads)) <= 84, in_all(roads)
 
 
 def test_from_a_request_to_its_first_streamed_token(road: Road, demo_store: Callable[[str], Any]) -> None:
@@ -76,4 +76,4 @@ def test_from_a_request_to_its_first_streamed_token(road: Road, demo_store: Call
             next(iter(stream))
             roads.append(road.end())
             stream.close()
-    assert len(in_all(roads)) <= 107, in_all(roads)
+    assert len(in_all(roads)) <= 112, in_all(roads)
