@@ -39,7 +39,7 @@ def load_dense(
     config_fields: dict[str, Any],
     dtype: torch.dtype,
     device: str | torch.device = "cpu",
-    alter: Callable[[Any], None] = lambda model: None,
+    alter: Callable[[Any], None] | None = None,
 ) -> Any:
     """The family's own model with empty experts modules, dense weights loaded by `from_pretrained`, on `device`.
 
@@ -60,13 +60,15 @@ def load_dense(
         cls.__init__(self, config, *args, **kwargs)
         family.strip_experts(self)
         encoded.place_layers(self)
-        alter(self)
+        if alter is not None:
+            alter(self)
 
     kept = _kept_dtypes(folder, dtype)
     wide = {*(cls._keep_in_fp32_modules_strict or ()), *(rf"^{re.escape(name)}$" for name in kept)}
     # Same name and module: Transformers looks its weight conversions up by them.
     fields = {"__init__": __init__, "__module__": cls.__module__, "_keep_in_fp32_modules_strict": wide}
-    fields["_keys_to_ignore_on_load_unexpected"] = ["."]  # weights of modules that `alter` has taken out are no news
+    if alter is not None:
+        fields["_keys_to_ignore_on_load_unexpected"] = ["."]  # weights of modules that it has taken out are no news
     stripped: Any = type(cls.__name__, (cls,), fields)
     ALL_EXPERTS_FUNCTIONS.register(EXPERTS_IMPLEMENTATION, _dispatch)
     try:

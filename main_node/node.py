@@ -460,7 +460,9 @@ class MainNode:
         `beside` them."""
         held = beside + self.kept.nbytes
         for request in self.admission.requests():
-            held += request.sequence.cache_bytes() + ((drafts := request.drafts) is not None and drafts.nbytes)
+            held += request.sequence.cache_bytes()
+            if (drafts := request.drafts) is not None:
+                held += drafts.nbytes
         with self._noting:
             self._cache_bytes_max = max(self._cache_bytes_max, held)
 

@@ -77,8 +77,9 @@ class OwnPath:
     def until_again(self, tokens: Sequence[int], more: tuple[int, ...], cache: Any) -> tuple[int, ...]:
         """Of `more`, read one by one after `tokens`, those before which nothing is read again. `cache`: of `tokens` but
         the last."""
-        for count in range(len(more)):
-            read = [*tokens, *more[: count + 1]]
+        read = list(tokens)
+        for count, token in enumerate(more):
+            read.append(token)
             if self.reads_again(read, 1, seen_at(cache, len(read) - 1)):
                 return more[:count]
         return more

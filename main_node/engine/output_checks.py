@@ -114,6 +114,7 @@ class OutputChecks:
         output = self._read(source, message, hidden, weights)
         if output is None:
             return DAMAGED
+        request = self._requests.get(call.visit.request)
         before = layer.not_finite.pop((call.expert.expert, call.start), None)
         # A worker of this process leaves its outputs on an accelerator, where each look costs a wait: the logits tell.
         if not output.is_cpu or is_usable(output):
@@ -131,12 +132,11 @@ class OutputChecks:
                     layer.passes_of(call),
                 )
             )
-            if (found := self._requests.get(call.visit.request)) is not None:
-                found.has_unusable_output = True
+            if request is not None:
+                request.has_unusable_output = True
         elif is_finite(hidden) and is_finite(weights):
             layer.not_finite[call.expert.expert, call.start] = source
             return NOT_FINITE
-        request = self._requests.get(call.visit.request)
         if request is not None:
             request.sources.add(source)
         if output.is_cpu and request is not None:

@@ -8,11 +8,14 @@ from typing import Any
 
 import pytest
 
+from scheduler.errors import ODMoEError
 from shadow_node.stages.division import Part
 from shadow_node.stages.first import FirstStage
 from shadow_node.stages.later import LaterStage
 from shadow_node.stages.node import Stage
 from wire.inprocess import connect
+
+PROMPT = [5, 17, 3, 60, 41, 9]
 
 
 @pytest.fixture(scope="module")
@@ -34,3 +37,14 @@ def first_of(demo_store: Callable[[str], Any], stage: Stage) -> Callable[..., Fi
         return FirstStage(demo_store("float32"), scheme, "cpu", Part(0, rooms), [partial(connect, stage)])
 
     return make
+
+
+@pytest.fixture
+def prompted(first_of: Callable[..., FirstStage]) -> tuple[FirstStage, Any, list[ODMoEError]]:
+    """A shadow that has read `PROMPT`, the cache of that, and the errors with which parts of it are lost."""
+    first, lost = first_of(), list[ODMoEError]()
+    first.on_part_lost = lost.append
+    first.reach()
+    cache = first.new_cache()
+    first.forward(PROMPT, cache)
+    return first, cache, lost

@@ -13,7 +13,6 @@ import torch
 
 from checkpoint import kv
 from checkpoint.coroutine import Coroutine
-from scheduler.errors import ODMoEError
 from shadow_node.cache import request_cache
 from shadow_node.stages import node, remote, rows
 from shadow_node.stages.division import Part
@@ -35,13 +34,9 @@ def go_on(first: FirstStage, run: Coroutine[int], layer: int | None = None) -> N
 
 
 def test_a_pass_behind_a_long_prompt_loses_no_part(
-    first_of: Any, later: LaterStage, monkeypatch: pytest.MonkeyPatch
+    prompted: Any, later: LaterStage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    first, lost = first_of(), list[ODMoEError]()
-    first.on_part_lost = lost.append
-    first.reach()
-    cache = first.new_cache()
-    first.forward(PROMPT, cache)
+    first, cache, lost = prompted
     experts = later.experts.values()
     for one in experts:
         monkeypatch.setattr(one, "forward", partial(slow_prompt, one.forward))

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from scheduler.errors import DeadlineError, LinkError, ModelMismatchError, ODMoEError, ProtocolError
+from scheduler.errors import DeadlineError, LinkError, ModelMismatchError, ProtocolError
 from shadow_node.stages import remote, rows
 from shadow_node.stages.later import LaterStage
 from shadow_node.stages.node import Stage
@@ -38,13 +38,9 @@ def test_a_part_of_another_model(stage: Stage, first_of: Any) -> None:
 
 
 def test_a_part_that_answers_too_late_is_lost(
-    first_of: Any, stage: Stage, later: LaterStage, monkeypatch: pytest.MonkeyPatch
+    prompted: Any, later: LaterStage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    first, lost = first_of(), list[ODMoEError]()
-    first.on_part_lost = lost.append
-    first.reach()
-    cache = first.new_cache()
-    first.forward(PROMPT, cache)
+    first, cache, lost = prompted
     monkeypatch.setattr(remote, "SILENT_S", 0.2)
     monkeypatch.setattr(remote, "OWN_TIMES", 0.0)
     run, held = later.run, threading.Event()
